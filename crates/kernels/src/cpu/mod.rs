@@ -1,0 +1,1 @@
+//! The CPU device: scalar reference of every op, with AVX2 and AVX-512 versions picked at run time.

@@ -1,0 +1,10 @@
+//! Block formats and device operations of strata.
+//!
+//! This crate knows how weights are stored ([`format`]) and how to compute with them on a device ([`Device`], [`cpu`]).
+//! It knows nothing of models, files or requests.
+
+pub mod cpu;
+pub mod format;
+mod matrix;
+
+pub use matrix::Matrix;
