@@ -1,42 +1,48 @@
 //! Storage formats of tensors: every ggml type by name, number and size; quantize and dequantize for those strata
 //! computes with.
+//!
+//! The table of types is [`tensor_type`]; the byte layout of the block formats strata reads is [`blocks`], and nowhere
+//! else.
 
-/// A ggml tensor type. Every type current ggml knows is here by name and size, also those strata cannot compute with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs, non_camel_case_types)]
-pub enum TensorType {
-    F32,
-    F16,
-    BF16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q8_1,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    Q8_K,
-    IQ2_XXS,
-    IQ2_XS,
-    IQ3_XXS,
-    IQ1_S,
-    IQ4_NL,
-    IQ3_S,
-    IQ2_S,
-    IQ4_XS,
-    I8,
-    I16,
-    I32,
-    I64,
-    F64,
-    IQ1_M,
-    TQ1_0,
-    TQ2_0,
-    MXFP4,
-    NVFP4,
-    Q1_0,
+pub mod blocks;
+mod dequantize;
+mod tensor_type;
+
+pub use dequantize::dequantize;
+pub use tensor_type::TensorType;
+
+/// Why a buffer cannot be read or written as blocks of a type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// The type is known by size only.
+    #[error("{} is not a type strata computes with (it does F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K)", .0.name())]
+    NotComputable(TensorType),
+    /// The number of weights is not a whole number of blocks.
+    #[error("{} rows need a multiple of {} weights, found {found}", .ty.name(), .ty.block_size())]
+    NotWholeBlocks {
+        /// The type asked for.
+        ty: TensorType,
+        /// Weights (or weights per row) given.
+        found: usize,
+    },
+    /// The byte buffer and the weight buffer do not belong together.
+    #[error("{weights} weights of {} take {expected} bytes, found {found}", .ty.name())]
+    Length {
+        /// The type asked for.
+        ty: TensorType,
+        /// Weights given.
+        weights: usize,
+        /// Bytes those weights take.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// Importance weights must be one per column.
+    #[error("importance weights: expected {expected} (one per column), found {found}")]
+    Importance {
+        /// Columns of the tensor.
+        expected: usize,
+        /// Importance values given.
+        found: usize,
+    },
 }
