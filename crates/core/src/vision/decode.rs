@@ -1,0 +1,1 @@
+//! Picture files to RGB bytes, under limits.

@@ -1,0 +1,1 @@
+//! The size a picture is brought to, and the resampling.

@@ -1,0 +1,1 @@
+//! The places and positions of tokens and pictures in a prompt.
