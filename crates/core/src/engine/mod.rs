@@ -1,1 +1,15 @@
-//! (to be written by its owner)
+//! The engine: slots that hold conversations, the scheduler that fills windows from them, drafts, sampling and the
+//! conversation cache. One thread runs it; callers talk to it through an [`EngineHandle`].
+
+mod handle;
+mod options;
+mod pending;
+mod request;
+mod stream;
+
+pub use handle::{CacheStatus, DraftStatus, EngineHandle, EngineStatus, EngineTotals, SlotStatus};
+pub use options::{CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit};
+pub use request::{
+    CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError, TokenLogprobs,
+};
+pub use stream::{RecvEvent, RequestStream};
