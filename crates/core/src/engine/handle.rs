@@ -294,7 +294,9 @@ fn check_prompt(prompt: &Prompt, rows: usize, vocab: usize, hidden: usize) -> Re
         match piece {
             PromptItem::Tokens(ids) => {
                 if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
-                    return Err(SubmitError::Invalid(format!("prompt: token id {id} is outside the vocabulary of {vocab}")));
+                    return Err(SubmitError::Invalid(format!(
+                        "prompt: token id {id} is outside the vocabulary of {vocab}"
+                    )));
                 }
             }
             PromptItem::Picture(picture) => {
@@ -329,15 +331,23 @@ fn check_sampling(request: &Request, vocab: usize) -> Result<(), SubmitError> {
     ];
     for (name, value, range) in ranges {
         if !range.contains(&value) {
-            return Err(SubmitError::Invalid(format!("{name}: {value} is outside {} to {}", range.start(), range.end())));
+            return Err(SubmitError::Invalid(format!(
+                "{name}: {value} is outside {} to {}",
+                range.start(),
+                range.end()
+            )));
         }
     }
     for &(id, bias) in &sampling.logit_bias {
         if id as usize >= vocab {
-            return Err(SubmitError::Invalid(format!("logit_bias: token id {id} is outside the vocabulary of {vocab}")));
+            return Err(SubmitError::Invalid(format!(
+                "logit_bias: token id {id} is outside the vocabulary of {vocab}"
+            )));
         }
         if bias.is_nan() || bias == f32::INFINITY {
-            return Err(SubmitError::Invalid(format!("logit_bias: the bias of token {id} is {bias}, expected a number")));
+            return Err(SubmitError::Invalid(format!(
+                "logit_bias: the bias of token {id} is {bias}, expected a number"
+            )));
         }
     }
     if request.stop.iter().any(String::is_empty) {

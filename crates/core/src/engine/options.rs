@@ -122,7 +122,9 @@ impl Default for EngineOptions {
 impl EngineOptions {
     /// Checks every setting against its range and returns the first that is out of it.
     pub fn check(&self) -> Result<(), EngineError> {
-        let bad = |name: &'static str, found: String, expected: &'static str| Err(EngineError::Option { name, found, expected });
+        let bad = |name: &'static str, found: String, expected: &'static str| {
+            Err(EngineError::Option { name, found, expected })
+        };
         if self.slots == 0 || self.slots > 1024 {
             return bad("slots", self.slots.to_string(), "1 to 1024");
         }

@@ -262,7 +262,9 @@ pub enum SubmitError {
         limit: usize,
     },
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {rows} rows, but the context of one request is {ctx} rows and one is needed for the answer")]
+    #[error(
+        "the prompt has {rows} rows, but the context of one request is {ctx} rows and one is needed for the answer"
+    )]
     PromptTooLong {
         /// Rows of the prompt.
         rows: usize,
