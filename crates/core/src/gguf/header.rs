@@ -27,8 +27,6 @@ pub(super) struct Header {
     pub alignment: u64,
     pub metadata: Metadata,
     pub tensors: Vec<TensorInfo>,
-    /// Where the tensor data starts. Larger than the file when there is no data at all.
-    pub data_start: u64,
 }
 
 /// Parses `data`, the whole file. Tensor offsets in the result count from the start of the file; each tensor is known to
@@ -97,7 +95,7 @@ pub(super) fn parse(file: &str, data: &[u8], part: usize) -> Result<Header, Gguf
 
     let data_start = (c.at as u64).next_multiple_of(alignment);
     place(&c, &mut tensors, &field_at, data_start, alignment)?;
-    Ok(Header { version, alignment, metadata, tensors, data_start })
+    Ok(Header { version, alignment, metadata, tensors })
 }
 
 /// One entry of the tensor list; its offset still counts from the start of the data section. Also gives the name as it
