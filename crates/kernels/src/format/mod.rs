@@ -6,9 +6,13 @@
 
 pub mod blocks;
 mod dequantize;
+mod quantize;
+mod quantize_asymmetric;
+mod quantize_symmetric;
 mod tensor_type;
 
 pub use dequantize::dequantize;
+pub use quantize::quantize;
 pub use tensor_type::TensorType;
 
 /// Why a buffer cannot be read or written as blocks of a type.
@@ -36,6 +40,16 @@ pub enum FormatError {
         expected: usize,
         /// Bytes given.
         found: usize,
+    },
+    /// A weight cannot be stored: not finite, or too large for `F16`.
+    #[error("weight {index} is {value}, which {} cannot store", .ty.name())]
+    NotRepresentable {
+        /// The type asked for.
+        ty: TensorType,
+        /// Which weight of the call.
+        index: usize,
+        /// Its value, as text (so that NaN compares equal).
+        value: String,
     },
     /// Importance weights must be one per column.
     #[error("importance weights: expected {expected} (one per column), found {found}")]

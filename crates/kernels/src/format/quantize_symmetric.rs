@@ -1,0 +1,315 @@
+//! The quantizer of `Q6_K`: sub-blocks of 16 weights stored as `scale * q` with `q` in `-32..=31` and scales of either
+//! sign on an 8-bit grid.
+//!
+//! Same idea as [`super::quantize_asymmetric`], with the sixteen sub-blocks of a superblock in the lanes: trial scales
+//! and least squares, then the grid and its neighbours, then the largest error of the call is pulled down.
+
+use super::blocks::{Half, SUPERBLOCK};
+use super::quantize_asymmetric::{finite_half, larger, round, smaller};
+
+/// Sub-blocks of a superblock: one lane each.
+const LANES: usize = 16;
+/// Weights of a sub-block.
+const SUB: usize = 16;
+/// Lowest and highest level.
+const BOTTOM: f32 = -32.0;
+const TOP: f32 = 31.0;
+/// The largest error of a call is pulled down to this share of half a step of a plain fit of the sub-block that reaches
+/// farthest.
+const ENOUGH: f32 = 0.9;
+/// One value per sub-block.
+type Lanes = [f32; LANES];
+/// The weights of a superblock, transposed: `[i][s]` is weight `i` of sub-block `s`.
+type Columns = [Lanes; SUB];
+
+/// A fitted superblock: weight `i` of sub-block `s` is `d * scales[s] * (levels[16 * s + i] - 32)`.
+#[derive(Clone, Copy)]
+pub(super) struct Superblock {
+    pub d: Half,
+    pub scales: [i8; LANES],
+    pub levels: [u8; SUPERBLOCK],
+}
+
+/// The grid of a superblock before the levels are assigned.
+#[derive(Clone, Copy)]
+struct Grid {
+    d: Half,
+    scales: Lanes,
+}
+
+#[inline(always)]
+fn clamp(x: f32, low: f32, high: f32) -> f32 {
+    smaller(larger(x, low), high)
+}
+
+/// `1 / x`, or 0 where `x` is 0 or its reciprocal is not finite.
+#[inline(always)]
+fn inverse(x: f32) -> f32 {
+    let inv = 1.0 / x;
+    if x != 0.0 && inv.abs() < f32::INFINITY { inv } else { 0.0 }
+}
+
+#[inline(always)]
+fn larger_lane(x: &Lanes) -> f32 {
+    x.iter().fold(0.0, |a, &b| larger(a, b))
+}
+
+/// Quantizes rows of whole superblocks; `write(index, block)` receives every superblock at least once (again when its
+/// largest error was pulled down). `importance` has one value per column, `cols` in all.
+#[inline(always)]
+pub(super) fn quantize(
+    src: &[f32],
+    importance: Option<&[f32]>,
+    cols: usize,
+    mut write: impl FnMut(usize, &Superblock),
+) {
+    let mut errors = Vec::with_capacity(src.len() / SUPERBLOCK);
+    let per_row = cols / SUPERBLOCK;
+    let weights = |index: usize| importance.map(|w| &w[(index % per_row) * SUPERBLOCK..][..SUPERBLOCK]);
+    let mut widest = 0.0;
+    for (index, x) in src.as_chunks::<SUPERBLOCK>().0.iter().enumerate() {
+        let problem = Problem::new(x, weights(index));
+        let grid = problem.fit();
+        widest = larger(widest, larger_lane(&problem.extreme.map(f32::abs)));
+        errors.push(larger_lane(&problem.error(&grid).1));
+        write(index, &problem.assign(&grid));
+    }
+    let enough = ENOUGH * widest / 64.0;
+    super::quantize::tighten(&errors, enough, |index, error| {
+        let problem = Problem::new(&src.as_chunks::<SUPERBLOCK>().0[index], weights(index));
+        let (grid, tightened) = problem.tighten(error, enough);
+        if tightened < error {
+            write(index, &problem.assign(&grid));
+        }
+        tightened
+    });
+}
+
+/// One superblock to be fitted.
+struct Problem {
+    x: Columns,
+    /// Importance (all ones without an importance matrix).
+    w: Columns,
+    weighted: bool,
+    /// The weight of largest size of each sub-block, with its sign.
+    extreme: Lanes,
+}
+
+impl Problem {
+    #[inline(always)]
+    fn new(weights: &[f32; SUPERBLOCK], importance: Option<&[f32]>) -> Self {
+        let mut x = [[0.0; LANES]; SUB];
+        let mut extreme = [0.0f32; LANES];
+        for i in 0..SUB {
+            for s in 0..LANES {
+                x[i][s] = weights[SUB * s + i];
+            }
+            for s in 0..LANES {
+                extreme[s] = if x[i][s].abs() > extreme[s].abs() { x[i][s] } else { extreme[s] };
+            }
+        }
+        let mut w = [[1.0; LANES]; SUB];
+        if let Some(importance) = importance {
+            for (s, sub) in importance.chunks_exact(SUB).enumerate() {
+                let largest = sub.iter().fold(0.0, |a, &b| larger(a, b));
+                let scale = inverse(largest);
+                for (i, &value) in sub.iter().enumerate() {
+                    // A sub-block without data counts evenly; a column never seen still counts a little.
+                    w[i][s] = if scale > 0.0 { larger(value * scale, 1e-4) } else { 1.0 };
+                }
+            }
+        }
+        Problem { x, w, weighted: importance.is_some(), extreme }
+    }
+
+    #[inline(always)]
+    fn fit(&self) -> Grid {
+        let scales = if self.weighted { self.search::<true>() } else { self.search::<false>() };
+        // The extreme scale lies at -128, the longer side of the grid.
+        let mut extreme = 0.0f32;
+        for s in 0..LANES {
+            extreme = if scales[s].abs() > extreme.abs() { scales[s] } else { extreme };
+        }
+        self.on_grid(finite_half(extreme / -128.0), &scales)
+    }
+
+    /// The best scale of every sub-block, not yet on the grid: the extreme weight lies at about level -32.
+    #[inline(always)]
+    fn search<const WEIGHTED: bool>(&self) -> Lanes {
+        let mut size = [0.0; LANES];
+        for s in 0..LANES {
+            size[s] = self.extreme[s].abs();
+        }
+        let cap = larger_lane(&size) / 63.0;
+        let (mut best, mut best_gain, mut per_extreme) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        for s in 0..LANES {
+            best[s] = self.extreme[s] / BOTTOM;
+            per_extreme[s] = inverse(self.extreme[s]);
+        }
+        for trial in 0..14 {
+            let levels = -(31.1 + 0.15 * trial as f32);
+            let mut inv = [0.0; LANES];
+            for s in 0..LANES {
+                inv[s] = levels * per_extreme[s];
+            }
+            let (mut sqq, mut sxq) = ([0.0f32; LANES], [0.0f32; LANES]);
+            for i in 0..SUB {
+                for s in 0..LANES {
+                    let q = clamp(round(self.x[i][s] * inv[s]), BOTTOM, TOP);
+                    let wq = if WEIGHTED { self.w[i][s] * q } else { q };
+                    sqq[s] += wq * q;
+                    sxq[s] += wq * self.x[i][s];
+                }
+            }
+            for s in 0..LANES {
+                // The squared error is the constant sum of w x^2 less this gain.
+                let scale = sxq[s] * inverse(sqq[s]);
+                let gain = scale * sxq[s];
+                let step = scale.abs();
+                let cut = larger(size[s] + BOTTOM * step, 0.5 * step);
+                let better = (gain > best_gain[s]) & (cut <= cap);
+                best_gain[s] = if better { gain } else { best_gain[s] };
+                best[s] = if better { scale } else { best[s] };
+            }
+        }
+        best
+    }
+
+    /// The nearest grid scales and their neighbours, whichever has the smallest error.
+    #[inline(always)]
+    fn on_grid(&self, d: Half, scales: &Lanes) -> Grid {
+        let inv_d = inverse(d.to_f32());
+        let mut nearest = [0.0; LANES];
+        for s in 0..LANES {
+            nearest[s] = clamp(round(scales[s] * inv_d), -128.0, 127.0);
+        }
+        let mut best = Grid { d, scales: nearest };
+        let mut best_error = self.error(&best).0;
+        for neighbour in [-1.0, 1.0] {
+            let mut trial = best;
+            for s in 0..LANES {
+                trial.scales[s] = clamp(nearest[s] + neighbour, -128.0, 127.0);
+            }
+            let error = self.error(&trial).0;
+            for s in 0..LANES {
+                let better = error[s] < best_error[s];
+                best_error[s] = if better { error[s] } else { best_error[s] };
+                best.scales[s] = if better { trial.scales[s] } else { best.scales[s] };
+            }
+        }
+        best
+    }
+
+    /// Weighted squared error and largest error of every sub-block on a grid.
+    #[inline(always)]
+    fn error(&self, grid: &Grid) -> (Lanes, Lanes) {
+        let (mut scale, mut inv) = ([0.0; LANES], [0.0; LANES]);
+        for s in 0..LANES {
+            scale[s] = grid.d.to_f32() * grid.scales[s];
+            inv[s] = inverse(scale[s]);
+        }
+        let (mut squared, mut largest) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for i in 0..SUB {
+            for s in 0..LANES {
+                let q = clamp(round(self.x[i][s] * inv[s]), BOTTOM, TOP);
+                let error = scale[s] * q - self.x[i][s];
+                squared[s] += self.w[i][s] * error * error;
+                largest[s] = larger(largest[s], error.abs());
+            }
+        }
+        (squared, largest)
+    }
+
+    #[inline(always)]
+    fn assign(&self, grid: &Grid) -> Superblock {
+        let mut out = Superblock { d: grid.d, scales: grid.scales.map(|v| v as i8), levels: [0; SUPERBLOCK] };
+        for s in 0..LANES {
+            let inv = inverse(grid.d.to_f32() * grid.scales[s]);
+            for i in 0..SUB {
+                out.levels[SUB * s + i] = (clamp(round(self.x[i][s] * inv), BOTTOM, TOP) - BOTTOM) as u8;
+            }
+        }
+        out
+    }
+
+    /// A grid whose largest error is below `error`, or the same `error` when none was found.
+    #[inline(always)]
+    fn tighten(&self, error: f32, enough: f32) -> (Grid, f32) {
+        let (mut best, mut best_error) = (self.fit(), error);
+        // The sub-block that limits the superblock may change after one is improved.
+        for _ in 0..4 {
+            let errors = self.error(&best).1;
+            let worst = (0..LANES).fold(0, |a, s| if errors[s] > errors[a] { s } else { a });
+            let mut scales = [0.0; LANES];
+            for s in 0..LANES {
+                scales[s] = best.d.to_f32() * best.scales[s];
+            }
+            scales[worst] = self.smallest_largest_error(worst);
+            let largest = scales.iter().fold(0.0, |a: f32, s| larger(a, s.abs()));
+            let before = best_error;
+            for (limit, below) in [(128.0, 0.0), (127.0, 0.0), (127.0, 1.0), (127.0, 2.0), (127.0, 3.0)] {
+                // A grid point of the worst sub-block at which the largest scale still fits; only the negative side of
+                // the grid reaches 128.
+                let point = larger((scales[worst].abs() * limit / largest).floor() - below, 1.0);
+                let sign = if limit == 128.0 { -scales[worst].signum() } else { 1.0 };
+                let d = finite_half(sign * scales[worst].abs() / point);
+                let (grid, grid_error) = self.tightest_on_grid(d, &scales);
+                if grid_error < best_error {
+                    (best, best_error) = (grid, grid_error);
+                }
+            }
+            if best_error == before || best_error <= enough {
+                break;
+            }
+        }
+        (best, best_error)
+    }
+
+    /// The grid scales near `scales` with the smallest largest error of every sub-block, and the largest of all.
+    #[inline(always)]
+    fn tightest_on_grid(&self, d: Half, scales: &Lanes) -> (Grid, f32) {
+        let inv_d = inverse(d.to_f32());
+        let mut best = Grid { d, scales: [0.0; LANES] };
+        let mut best_error = [f32::MAX; LANES];
+        for step in [0.0, -1.0, 1.0, -2.0, 2.0] {
+            let mut trial = best;
+            for s in 0..LANES {
+                trial.scales[s] = clamp(round(scales[s] * inv_d) + step, -128.0, 127.0);
+            }
+            let error = self.error(&trial).1;
+            for s in 0..LANES {
+                let better = error[s] < best_error[s];
+                best_error[s] = if better { error[s] } else { best_error[s] };
+                best.scales[s] = if better { trial.scales[s] } else { best.scales[s] };
+            }
+        }
+        (best, larger_lane(&best_error))
+    }
+
+    /// The scale of one sub-block with the smallest largest error: 512 trials of either sign, a lane each.
+    #[inline(always)]
+    fn smallest_largest_error(&self, s: usize) -> f32 {
+        let mut best = (f32::MAX, self.extreme[s] / BOTTOM);
+        for group in 0..32 {
+            let (mut scale, mut inv, mut largest) = ([0.0; LANES], [0.0; LANES], [0.0f32; LANES]);
+            for lane in 0..LANES {
+                let side = if group % 2 == 0 { BOTTOM } else { TOP };
+                scale[lane] = self.extreme[s] / side * (1.015 - 0.03 / 255.0 * (LANES * (group / 2) + lane) as f32);
+                inv[lane] = inverse(scale[lane]);
+            }
+            for i in 0..SUB {
+                let x = self.x[i][s];
+                for lane in 0..LANES {
+                    let q = clamp(round(x * inv[lane]), BOTTOM, TOP);
+                    largest[lane] = larger(largest[lane], (scale[lane] * q - x).abs());
+                }
+            }
+            for lane in 0..LANES {
+                if largest[lane] < best.0 {
+                    best = (largest[lane], scale[lane]);
+                }
+            }
+        }
+        best.1
+    }
+}
