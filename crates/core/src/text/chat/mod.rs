@@ -1,0 +1,9 @@
+//! From a conversation to the rows of a prompt: rendering the file's own template, and encoding the result so that
+//! special tokens come from the template alone.
+
+mod encode;
+mod python;
+mod template;
+
+pub use encode::{ChatPrompt, PromptPiece, encode_chat, normalize_messages};
+pub use template::{ChatTemplate, TemplateInput};

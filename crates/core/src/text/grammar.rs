@@ -1,0 +1,331 @@
+//! Constrained generation: which tokens may come next under a JSON schema, a regular expression, a Lark grammar, a list
+//! of choices, or the tool calls on offer. Compiled and run by `llguidance`; this module gives it the vocabulary and
+//! writes the grammars that are particular to the Qwen family.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory, panic_utils};
+use serde_json::{Value as Json, json};
+
+use super::{TextError, TokenKind, Tokenizer};
+
+/// Longest token the trie of `llguidance` takes; longer ones are never allowed under a grammar.
+const LONGEST_TOKEN: usize = 1000;
+/// Largest grammar or schema read, in bytes.
+const MAX_SOURCE: usize = 1 << 20;
+
+/// The vocabulary as `llguidance` reads it. Built once per tokenizer (about a second for 248,320 tokens) and shared.
+pub struct GrammarEnv {
+    factory: ParserFactory,
+    vocab_size: usize,
+    /// `</think>`
+    think_end: Option<u32>,
+    /// `<tool_call>` and `</tool_call>`
+    tool_call: Option<(u32, u32)>,
+}
+
+impl std::fmt::Debug for GrammarEnv {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarEnv").field("vocab_size", &self.vocab_size).finish_non_exhaustive()
+    }
+}
+
+impl GrammarEnv {
+    /// The environment of a vocabulary.
+    ///
+    /// # Errors
+    /// [`TextError::Grammar`] for a vocabulary without a token that ends a turn.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Arc<Self>, TextError> {
+        let failed = |problem: String| TextError::Grammar { kind: "vocabulary", problem };
+        let Some(&eos) = tokenizer.eos_ids().first() else {
+            return Err(failed("no token ends a turn, so no grammar can be finished".into()));
+        };
+        let vocab_size = tokenizer.vocab_size();
+        let words: Vec<Vec<u8>> = (0..vocab_size as u32)
+            .map(|id| {
+                let bytes = tokenizer.token_bytes(id);
+                match tokenizer.kind(id) {
+                    Some(TokenKind::Normal) if bytes.len() <= LONGEST_TOKEN => bytes.to_vec(),
+                    Some(TokenKind::Control | TokenKind::UserDefined) if bytes.len() < LONGEST_TOKEN => {
+                        [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat()
+                    }
+                    _ => Vec::new(),
+                }
+            })
+            .collect();
+        let factory = panic_utils::catch_unwind(AssertUnwindSafe(|| {
+            let trie = TokTrie::from(&TokRxInfo::new(vocab_size as u32, eos), &words);
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(tokenizer.eos_ids())));
+            let mut factory = ParserFactory::new_simple(&env)?;
+            factory.quiet();
+            factory.limits_mut().verbose_errors = false;
+            Ok(factory)
+        }))
+        .map_err(|error| failed(error.to_string()))?;
+        let both = tokenizer.id_of("<tool_call>").zip(tokenizer.id_of("</tool_call>"));
+        Ok(Arc::new(Self { factory, vocab_size, think_end: tokenizer.id_of("</think>"), tool_call: both }))
+    }
+}
+
+/// What an answer must be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum GrammarSpec {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema(Json),
+    /// Text that a regular expression matches as a whole (the syntax of the `regex` crate, without look-around).
+    Regex(String),
+    /// A Lark grammar in the dialect of `llguidance`.
+    Lark(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// One or, if `parallel`, several calls of `tools` (as the API takes them) in the XML form of the Qwen family.
+    ToolCalls {
+        /// The tools on offer; a single one for a named `tool_choice`.
+        tools: Vec<Json>,
+        /// Whether several calls may follow each other.
+        parallel: bool,
+    },
+}
+
+impl GrammarSpec {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::JsonObject | Self::JsonSchema(_) => "JSON schema",
+            Self::Regex(_) => "regex",
+            Self::Lark(_) => "Lark grammar",
+            Self::Choice(_) => "choice",
+            Self::ToolCalls { .. } => "tools",
+        }
+    }
+}
+
+/// A grammar at some point of an answer. A clone goes on from there on its own.
+#[derive(Clone)]
+pub struct Grammar {
+    matcher: Matcher,
+    mask: TokenMask,
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammar").field("stopped", &self.is_stopped()).finish_non_exhaustive()
+    }
+}
+
+/// Which tokens are allowed: one bit per id.
+#[derive(Debug, Clone)]
+pub struct TokenMask {
+    bits: SimpleVob,
+}
+
+impl TokenMask {
+    /// Whether `id` may come next; false outside the vocabulary.
+    pub fn allows(&self, id: u32) -> bool {
+        (id as usize) < self.bits.len() && self.bits.is_allowed(id)
+    }
+
+    /// 32 ids per word, the lowest id in the lowest bit.
+    pub fn words(&self) -> &[u32] {
+        self.bits.as_slice()
+    }
+
+    /// How many tokens are allowed.
+    pub fn count(&self) -> usize {
+        self.bits.num_set()
+    }
+}
+
+impl Grammar {
+    /// Compiles `spec`. With `after_reasoning` the answer starts inside `<think>`: anything goes up to `</think>`, and
+    /// the grammar holds from there.
+    ///
+    /// # Errors
+    /// [`TextError::Grammar`] with the compiler's message.
+    pub fn new(env: &GrammarEnv, spec: &GrammarSpec, after_reasoning: bool) -> Result<Self, TextError> {
+        let failed = |problem: String| TextError::Grammar { kind: spec.kind(), problem };
+        let mut body = match spec {
+            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(json!({"type": "object"})),
+            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(schema.clone()),
+            GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
+            GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
+            GrammarSpec::Choice(options) => GrammarWithLexer::from_lark(choice(options).map_err(failed)?),
+            GrammarSpec::ToolCalls { tools, parallel } => {
+                GrammarWithLexer::from_lark(tool_calls(env, tools, *parallel).map_err(failed)?)
+            }
+        };
+        let size = body.lark_grammar.as_ref().map_or(0, String::len)
+            + body.json_schema.as_ref().map_or(0, |schema| schema.to_string().len());
+        if size > MAX_SOURCE {
+            return Err(failed(format!("{size} bytes long, at most {MAX_SOURCE} are read")));
+        }
+        let mut grammars = Vec::new();
+        if after_reasoning {
+            let end = env.think_end.ok_or_else(|| failed("the vocabulary has no </think> to wait for".into()))?;
+            body.name = Some("answer".into());
+            let lark = format!("start: thought <[{end}]> blank @answer\nthought: /(?s:.*)/\nblank: /\\n*/\n");
+            grammars.push(GrammarWithLexer::from_lark(lark));
+        }
+        grammars.push(body);
+        let grammar = TopLevelGrammar { grammars, max_tokens: None };
+        let parser = panic_utils::catch_unwind(AssertUnwindSafe(|| env.factory.create_parser(grammar)));
+        let matcher = Matcher::new(parser);
+        if let Some(problem) = matcher.get_error() {
+            return Err(failed(problem));
+        }
+        Ok(Self { matcher, mask: TokenMask { bits: SimpleVob::alloc(env.vocab_size) } })
+    }
+
+    /// JSON that `schema` allows.
+    ///
+    /// # Errors
+    /// See [`Grammar::new`].
+    pub fn json_schema(env: &GrammarEnv, schema: &Json) -> Result<Self, TextError> {
+        Self::new(env, &GrammarSpec::JsonSchema(schema.clone()), false)
+    }
+
+    /// Any JSON object.
+    ///
+    /// # Errors
+    /// See [`Grammar::new`].
+    pub fn json_object(env: &GrammarEnv) -> Result<Self, TextError> {
+        Self::new(env, &GrammarSpec::JsonObject, false)
+    }
+
+    /// Which tokens may come next; only those that end the turn once the grammar is finished.
+    ///
+    /// # Errors
+    /// [`TextError::Grammar`] where the grammar takes more work than its limits allow.
+    pub fn mask(&mut self) -> Result<&TokenMask, TextError> {
+        self.mask.bits = self.matcher.compute_mask_or_eos().map_err(failed_step)?;
+        Ok(&self.mask)
+    }
+
+    /// Goes on by one token, which the mask must allow.
+    ///
+    /// # Errors
+    /// [`TextError::Grammar`] for a token that is not allowed here; the grammar is of no use from then on.
+    pub fn accept(&mut self, id: u32) -> Result<(), TextError> {
+        self.matcher.consume_token(id).map_err(failed_step)
+    }
+
+    /// How many of `ids` are allowed one after the other from here; nothing is consumed.
+    ///
+    /// # Errors
+    /// [`TextError::Grammar`] where the grammar is of no use any more.
+    pub fn allowed_start(&mut self, ids: &[u32]) -> Result<usize, TextError> {
+        self.matcher.validate_tokens(ids).map_err(failed_step)
+    }
+
+    /// Whether the answer may end here.
+    ///
+    /// # Errors
+    /// [`TextError::Grammar`] where the grammar is of no use any more.
+    pub fn is_accepting(&mut self) -> Result<bool, TextError> {
+        if self.is_stopped() {
+            return Ok(!self.matcher.is_error());
+        }
+        self.matcher.is_accepting().map_err(failed_step)
+    }
+
+    /// Whether the grammar is finished: nothing but the end of the turn can follow.
+    pub fn is_stopped(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+fn failed_step(error: impl std::fmt::Display) -> TextError {
+    TextError::Grammar { kind: "constrained generation", problem: error.to_string() }
+}
+
+/// A Lark literal.
+fn literal(text: &str) -> String {
+    Json::from(text).to_string()
+}
+
+fn choice(options: &[String]) -> Result<String, String> {
+    if options.is_empty() || options.iter().any(String::is_empty) {
+        return Err("expected a list of texts, none of them empty".into());
+    }
+    let options: Vec<_> = options.iter().map(|option| literal(option)).collect();
+    Ok(format!("start: {}\n", options.join(" | ")))
+}
+
+/// The tool calls as a Lark grammar. Parameters come in the schema's order, optional ones may be left out. Strings run to
+/// the closing tag as they are; everything else is JSON.
+fn tool_calls(env: &GrammarEnv, tools: &[Json], parallel: bool) -> Result<String, String> {
+    use std::fmt::Write as _;
+
+    if tools.is_empty() {
+        return Err("expected at least one tool".into());
+    }
+    let (open, close) = match env.tool_call {
+        Some((open, close)) => (format!("<[{open}]>"), format!("<[{close}]>")),
+        None => (literal("<tool_call>"), literal("</tool_call>")),
+    };
+    let mut lark = format!(
+        "start: call{}\ncall: {open} \"\\n\" function \"\\n\" {close}\n",
+        if parallel { " (\"\\n\" call)*" } else { "" }
+    );
+    let mut functions = Vec::new();
+    let mut rules = String::new();
+    // Writing to a String does not fail.
+    for (t, tool) in tools.iter().enumerate() {
+        let function = tool.get("function").unwrap_or(tool);
+        let name = function.get("name").and_then(Json::as_str).ok_or_else(|| format!("tools[{t}]: no name"))?;
+        if name.is_empty() || name.contains(['<', '>', '\n']) {
+            return Err(format!("tools[{t}]: {name:?} is no usable name"));
+        }
+        let root = function.get("parameters").or_else(|| function.get("input_schema")).unwrap_or(&Json::Null);
+        let required: Vec<&str> =
+            root.get("required").and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_str).collect();
+        let properties = root.get("properties").and_then(Json::as_object);
+        let mut line = format!("f{t}: {}", literal(&format!("<function={name}>\n")));
+        for (p, (parameter, schema)) in properties.into_iter().flatten().enumerate() {
+            if parameter.is_empty() || parameter.contains(['<', '>', '\n']) {
+                return Err(format!("tools[{t}]: {parameter:?} is no usable parameter name"));
+            }
+            let optional = if required.contains(&parameter.as_str()) { "" } else { "?" };
+            let _ = write!(line, " p{t}_{p}{optional}");
+            let opening = literal(&format!("<parameter={parameter}>\n"));
+            let _ = writeln!(rules, "p{t}_{p}: {opening} v{t}_{p}");
+            rules.push_str(&value_rule(&format!("v{t}_{p}"), schema, root));
+        }
+        let _ = writeln!(rules, "{line} \"</function>\"");
+        functions.push(format!("f{t}"));
+    }
+    let _ = writeln!(lark, "function: {}", functions.join(" | "));
+    Ok(lark + &rules)
+}
+
+const VALUE_END: &str = "\n</parameter>\n";
+
+fn value_rule(name: &str, schema: &Json, root: &Json) -> String {
+    let types = super::output::ParameterTypes::of(schema, root);
+    let end = literal(VALUE_END);
+    if types.is_string_only() {
+        let options = schema.get("enum").and_then(Json::as_array).map(Vec::as_slice);
+        let options: Vec<_> = options.unwrap_or_default().iter().filter_map(Json::as_str).map(literal).collect();
+        if !options.is_empty() {
+            return format!("{name}: ({}) {end}\n", options.join(" | "));
+        }
+        return format!("{name}[suffix={end}]: /(?s:.*)/\n");
+    }
+    let mut schema = schema.clone();
+    if let Json::Object(map) = &mut schema {
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = root.get(key) {
+                map.entry(key).or_insert_with(|| definitions.clone());
+            }
+        }
+    }
+    if types.string {
+        // A string among other types is written raw, like any string.
+        return format!("{name}[suffix={end}]: /(?s:.*)/\n");
+    }
+    format!("{name}: %json {schema} {end}\n")
+}
