@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
-use unicode_normalization::{UnicodeNormalization, is_nfc_quick, IsNormalized};
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::{PreTokenizer, TextError};
 use crate::gguf::Metadata;
@@ -98,7 +98,10 @@ pub struct Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).field("pre", &self.pre).finish_non_exhaustive()
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("pre", &self.pre)
+            .finish_non_exhaustive()
     }
 }
 
@@ -164,7 +167,10 @@ impl Tokenizer {
             return Err(invalid(TOKENS, format!("{count} tokens is no usable vocabulary")));
         }
         if !parts.kinds.is_empty() && parts.kinds.len() != count {
-            return Err(invalid(KINDS, format!("expected {count} entries, one per token, found {}", parts.kinds.len())));
+            return Err(invalid(
+                KINDS,
+                format!("expected {count} entries, one per token, found {}", parts.kinds.len()),
+            ));
         }
         let kinds = if parts.kinds.is_empty() {
             vec![TokenKind::Normal; count]
@@ -186,8 +192,7 @@ impl Tokenizer {
         let mut special_ids = Vec::new();
         starts.push(0u32);
         for (id, (piece, &kind)) in parts.tokens.iter().zip(&kinds).enumerate() {
-            let duplicate =
-                |other: u32| invalid(TOKENS, format!("tokens {other} and {id} are both {}", shown(piece)));
+            let duplicate = |other: u32| invalid(TOKENS, format!("tokens {other} and {id} are both {}", shown(piece)));
             match kind {
                 TokenKind::Normal => {
                     if let Some(other) = vocab.insert(piece.clone(), id as u32) {
@@ -219,7 +224,10 @@ impl Tokenizer {
         }
         for (byte, c) in alphabet.iter().enumerate() {
             if !vocab.contains_key(c.encode_utf8(&mut [0; 4])) {
-                return Err(invalid(TOKENS, format!("no token for byte 0x{byte:02x} ({c:?} in the byte-level alphabet)")));
+                return Err(invalid(
+                    TOKENS,
+                    format!("no token for byte 0x{byte:02x} ({c:?} in the byte-level alphabet)"),
+                ));
             }
         }
         let merges = Self::checked_merges(parts.merges, &vocab)?;
@@ -390,7 +398,10 @@ impl Tokenizer {
     }
 
     /// Where special tokens are spelled out in `text`: byte range and id, from left to right.
-    pub(crate) fn find_specials<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (std::ops::Range<usize>, u32)> + 't {
+    pub(crate) fn find_specials<'t>(
+        &'t self,
+        text: &'t str,
+    ) -> impl Iterator<Item = (std::ops::Range<usize>, u32)> + 't {
         self.special_matcher
             .iter()
             .flat_map(move |matcher| matcher.find_iter(text))

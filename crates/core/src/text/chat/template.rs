@@ -321,7 +321,8 @@ mod tests {
 
     #[test]
     fn values_print_as_python_prints_them() {
-        let messages = json!([true, null, 1, 1.0, 1e16, 1.5e-7, 123456789.25, "a'b", ["x", {"k": false}], {"b": 1, "a": [2.5]}]);
+        let messages =
+            json!([true, null, 1, 1.0, 1e16, 1.5e-7, 123456789.25, "a'b", ["x", {"k": false}], {"b": 1, "a": [2.5]}]);
         assert_eq!(
             render("{% for m in messages %}{{ m }}|{% endfor %}", messages.clone()).unwrap(),
             "True|None|1|1.0|1e+16|1.5e-07|123456789.25|a'b|['x', {'k': False}]|{'b': 1, 'a': [2.5]}|"
@@ -334,7 +335,10 @@ mod tests {
             render("{{ messages|tojson(indent=2) }}", json!({"z": [1, {}], "a": "<é\u{1}\n\">", "e": []})).unwrap(),
             "{\n  \"z\": [\n    1,\n    {}\n  ],\n  \"a\": \"<é\\u0001\\n\\\">\",\n  \"e\": []\n}"
         );
-        assert_eq!(render("{{ messages|tojson(ensure_ascii=true, sort_keys=true) }}", json!({"b": "é🙂", "a": 0})).unwrap(), r#"{"a": 0, "b": "\u00e9\ud83d\ude42"}"#);
+        assert_eq!(
+            render("{{ messages|tojson(ensure_ascii=true, sort_keys=true) }}", json!({"b": "é🙂", "a": 0})).unwrap(),
+            r#"{"a": 0, "b": "\u00e9\ud83d\ude42"}"#
+        );
     }
 
     #[test]
@@ -372,7 +376,10 @@ mod tests {
     #[test]
     fn dates_are_written_as_strftime_writes_them() {
         let leap_day = 1_709_214_302;
-        assert_eq!(strftime("%Y-%m-%d %H:%M:%S %A %d %B %-d %b %j %I %p %y %%", leap_day).unwrap(), "2024-02-29 13:45:02 Thursday 29 February 29 Feb 060 01 PM 24 %");
+        assert_eq!(
+            strftime("%Y-%m-%d %H:%M:%S %A %d %B %-d %b %j %I %p %y %%", leap_day).unwrap(),
+            "2024-02-29 13:45:02 Thursday 29 February 29 Feb 060 01 PM 24 %"
+        );
         assert!(strftime("%Q", 0).is_err());
     }
 }

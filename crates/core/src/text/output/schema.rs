@@ -22,8 +22,7 @@ pub struct ParameterTypes {
 }
 
 impl ParameterTypes {
-    const STRING: Self =
-        Self { string: true, number: false, boolean: false, null: false, array: false, object: false };
+    const STRING: Self = Self { string: true, number: false, boolean: false, null: false, array: false, object: false };
     const ANY: Self = Self { string: true, number: true, boolean: true, null: true, array: true, object: true };
 
     /// Only a string will do.
