@@ -64,4 +64,28 @@ pub enum GgufError {
         /// What this part says.
         found: String,
     },
+    /// An output file exists already.
+    #[error("{}: the file exists already (use --force to replace it)", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The disk is too full for the output.
+    #[error("{}: not enough disk space: expected {needed} bytes free, found {free}", path.display())]
+    NoSpace {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that would be written.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// A file that cannot be written as asked.
+    #[error("{}: cannot write this model: {what}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
 }

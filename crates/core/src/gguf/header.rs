@@ -7,11 +7,13 @@ use std::collections::HashMap;
 use strata_kernels::format::TensorType;
 
 /// Data alignment where `general.alignment` is absent.
-pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// Largest accepted alignment; nobody needs more than a huge page's.
+const MAX_ALIGNMENT: i128 = 1 << 20;
 /// Deepest accepted nesting of arrays. ggml itself writes none; the format allows them.
 const MAX_NESTING: usize = 8;
 /// Most dimensions of a tensor (ggml's limit).
-const MAX_DIMS: u32 = 4;
+pub(super) const MAX_DIMS: u32 = 4;
 /// Longest accepted tensor name in bytes. ggml holds 63; longer ones are harmless to us, endless ones are a broken file.
 const MAX_NAME: usize = 1024;
 /// The largest metadata key the format allows.
@@ -65,21 +67,7 @@ pub(super) fn parse(file: &str, data: &[u8], part: usize) -> Result<Header, Gguf
         metadata.set(key, value);
     }
 
-    let alignment = match metadata.get("general.alignment") {
-        None => DEFAULT_ALIGNMENT,
-        Some(v) => match v.integer() {
-            Some(a) if a > 0 && a <= 1 << 30 && ((a & (a - 1)) == 0 || a % 8 == 0) => a as u64,
-            _ => {
-                return Err(GgufError::WrongType {
-                    file: file.to_string(),
-                    key: "general.alignment".into(),
-                    expected: "a power of two or a multiple of 8, at most 2^30",
-                    found: v.describe(),
-                });
-            }
-        },
-    };
-
+    let alignment = alignment(&metadata)?;
     let mut tensors = Vec::new();
     let mut names: HashMap<&str, ()> = HashMap::new();
     let mut field_at = Vec::new();
@@ -96,6 +84,20 @@ pub(super) fn parse(file: &str, data: &[u8], part: usize) -> Result<Header, Gguf
     let data_start = (c.at as u64).next_multiple_of(alignment);
     place(&c, &mut tensors, &field_at, data_start, alignment)?;
     Ok(Header { version, alignment, metadata, tensors })
+}
+
+/// The alignment of tensor data that the metadata asks for.
+pub(super) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
+    let Some(v) = metadata.get("general.alignment") else { return Ok(DEFAULT_ALIGNMENT) };
+    match v.integer() {
+        Some(a) if a > 0 && a <= MAX_ALIGNMENT && ((a & (a - 1)) == 0 || a % 8 == 0) => Ok(a as u64),
+        _ => Err(GgufError::WrongType {
+            file: metadata.file().to_string(),
+            key: "general.alignment".into(),
+            expected: "a power of two or a multiple of 8, at most 2^20",
+            found: v.describe(),
+        }),
+    }
 }
 
 /// One entry of the tensor list; its offset still counts from the start of the data section. Also gives the name as it

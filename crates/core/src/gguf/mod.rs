@@ -9,15 +9,23 @@
 //! no file can make the reader panic or ask for more memory than a small multiple of its own header.
 
 mod cursor;
+mod encode;
 mod error;
 mod file;
 mod header;
 mod metadata;
 mod split;
+mod unfinished;
 mod value;
+mod writer;
 
 pub use error::GgufError;
 pub use file::{GgufFile, TensorInfo};
 pub use metadata::Metadata;
 pub use split::{split_name, split_parts};
+pub use unfinished::remove_unfinished_files;
 pub use value::{Array, Value, ValueType};
+pub use writer::{GgufWriter, TensorDecl, WriterOptions};
+
+#[cfg(test)]
+mod tests;
