@@ -29,8 +29,9 @@ pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Checkp
         weight_map: UniqueMap<String>,
     }
     let text = read_text(path)?;
-    let index: Index = serde_json::from_str(&text)
-        .map_err(|e| malformed(path, "content", "a JSON object with a 'weight_map' of unique tensor names", &e.to_string()))?;
+    let index: Index = serde_json::from_str(&text).map_err(|e| {
+        malformed(path, "content", "a JSON object with a 'weight_map' of unique tensor names", &e.to_string())
+    })?;
     if index.weight_map.0.is_empty() {
         return Err(malformed(path, "weight_map", "at least one tensor", "none"));
     }

@@ -140,12 +140,22 @@ impl Checkpoint {
                 }
                 Some(_) => continue,
             };
-            return Err(CheckpointError::malformed(path, format!("weight_map entry '{name}'"), format!("it in '{shard}'"), found));
+            return Err(CheckpointError::malformed(
+                path,
+                format!("weight_map entry '{name}'"),
+                format!("it in '{shard}'"),
+                found,
+            ));
         }
         if let Some(t) = self.tensors.iter().find(|t| !index.contains_key(&t.name)) {
             let expected = format!("the index {} to list it", path.display());
             let file = &self.shards[t.shard].path;
-            return Err(CheckpointError::malformed(file, format!("tensor '{}'", t.name), expected, "it is not listed".into()));
+            return Err(CheckpointError::malformed(
+                file,
+                format!("tensor '{}'", t.name),
+                expected,
+                "it is not listed".into(),
+            ));
         }
         Ok(())
     }
@@ -156,7 +166,12 @@ impl Checkpoint {
             if let Some(&other) = self.by_name.get(&t.name) {
                 let other = self.shards[self.tensors[other].shard].path.display().to_string();
                 let field = format!("tensor '{}'", t.name);
-                return Err(CheckpointError::malformed(path, field, "each tensor in one shard".into(), format!("it also in {other}")));
+                return Err(CheckpointError::malformed(
+                    path,
+                    field,
+                    "each tensor in one shard".into(),
+                    format!("it also in {other}"),
+                ));
             }
             self.by_name.insert(t.name.clone(), self.tensors.len());
             self.tensors.push(t);

@@ -45,7 +45,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for UniqueMap<T> {
                     if !seen.insert(key.clone()) {
                         return Err(A::Error::custom(format!("'{}' twice", key.escape_debug())));
                     }
-                    let value = map.next_value().map_err(|e| A::Error::custom(format!("'{}': {e}", key.escape_debug())))?;
+                    let value =
+                        map.next_value().map_err(|e| A::Error::custom(format!("'{}': {e}", key.escape_debug())))?;
                     entries.push((key, value));
                 }
                 Ok(UniqueMap(entries))
@@ -172,7 +173,11 @@ fn parse(path: &Path, data: &[u8], shard: usize) -> Result<Vec<StTensor>, Checkp
         };
         let bits = entry.shape.iter().try_fold(dtype.bits() as u64, |n, d| n.checked_mul(*d));
         let Some(bits) = bits.filter(|b| *b <= i64::MAX as u64) else {
-            return Err(bad(&field("shape"), "a size below 2^63 bits".into(), format!("{:?}, which overflows", entry.shape)));
+            return Err(bad(
+                &field("shape"),
+                "a size below 2^63 bits".into(),
+                format!("{:?}, which overflows", entry.shape),
+            ));
         };
         if bits % 8 != 0 {
             return Err(bad(&field("shape"), "a whole number of bytes".into(), format!("{bits} bits")));

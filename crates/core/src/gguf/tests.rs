@@ -214,7 +214,8 @@ fn every_truncation_is_an_error_that_names_the_file() {
     let bytes = Bytes::from(std::fs::read(&path).unwrap());
     // The last tensor is 42 bytes and padded to 64.
     for len in 0..bytes.len() - 22 {
-        let error = GgufFile::from_bytes("cut.gguf", bytes.slice(..len)).err().unwrap_or_else(|| panic!("{len} is read"));
+        let error =
+            GgufFile::from_bytes("cut.gguf", bytes.slice(..len)).err().unwrap_or_else(|| panic!("{len} is read"));
         assert!(error.to_string().starts_with("cut.gguf: "), "{error}");
     }
 }

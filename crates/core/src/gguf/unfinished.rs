@@ -59,8 +59,9 @@ impl UnfinishedFile {
                     return Err(GgufError::Exists { path: self.target.clone() });
                 }
                 // Some file systems have no hard links.
-                Err(_) => std::fs::rename(&self.temporary, &self.target)
-                    .map_err(io("give the finished file its name"))?,
+                Err(_) => {
+                    std::fs::rename(&self.temporary, &self.target).map_err(io("give the finished file its name"))?
+                }
             }
         }
         files.retain(|p| *p != self.temporary);

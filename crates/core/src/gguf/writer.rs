@@ -137,8 +137,7 @@ impl GgufWriter {
         }
         check_space(path, parts.iter().map(|p| p.size).sum())?;
         let force = options.force;
-        let mut writer =
-            GgufWriter { parts, tensors, sizes, part_of, alignment, force, current: 0, written: 0 };
+        let mut writer = GgufWriter { parts, tensors, sizes, part_of, alignment, force, current: 0, written: 0 };
         writer.open(0)?;
         Ok(writer)
     }
