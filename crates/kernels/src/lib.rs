@@ -4,7 +4,9 @@
 //! It knows nothing of models, files or requests.
 
 pub mod cpu;
+pub mod device;
 pub mod format;
 mod matrix;
 
+pub use device::{Device, DeviceError};
 pub use matrix::Matrix;

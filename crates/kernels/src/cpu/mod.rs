@@ -1,10 +1,20 @@
 //! The CPU device: scalar reference of every op, with AVX2 and AVX-512 versions picked at run time.
 
+mod attention;
 pub mod bandwidth;
+mod delta_net;
+mod device;
+mod kv_cache;
+mod lanes;
 pub mod matmul;
+mod moe;
+mod norm;
 mod pool;
 mod simd;
 
+pub use delta_net::CpuDeltaState;
+pub use device::{CpuDevice, CpuScratch};
+pub use kv_cache::CpuKvCache;
 pub use matmul::{Activations, ExpertGroup, matmul, matmul_experts};
 pub use pool::{Pool, SharedSlice};
 pub use simd::Simd;
