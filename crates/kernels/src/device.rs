@@ -18,7 +18,9 @@ pub const MAX_CONV_WIDTH: usize = 64;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DeviceError {
     /// The device has no kernels for this storage format.
-    #[error("stored as {found}, which this device cannot compute with (F32, F16, BF16, Q8_0, Q4_K, Q5_K and Q6_K work)")]
+    #[error(
+        "stored as {found}, which this device cannot compute with (F32, F16, BF16, Q8_0, Q4_K, Q5_K and Q6_K work)"
+    )]
     Format {
         /// The format's name.
         found: &'static str,

@@ -153,7 +153,11 @@ impl Reader<'_> {
     }
 
     fn finite_above_zero(&self, name: &str, value: f32) -> Result<f32, ModelError> {
-        if value.is_finite() && value > 0.0 { Ok(value) } else { Err(self.wrong(name, "a finite number above 0", value)) }
+        if value.is_finite() && value > 0.0 {
+            Ok(value)
+        } else {
+            Err(self.wrong(name, "a finite number above 0", value))
+        }
     }
 }
 
@@ -271,11 +275,22 @@ fn attention(reader: &Reader<'_>, hidden: usize) -> Result<AttentionConfig, Mode
     let head_dim = match metadata.u32_opt(&reader.key("attention.key_length"))? {
         Some(length) => reader.check_count("attention.key_length", length as usize, 1 << 12)?,
         None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => return Err(reader.wrong("attention.key_length", format!("a head width ({hidden} / {heads})"), "no such key")),
+        None => {
+            return Err(reader.wrong(
+                "attention.key_length",
+                format!("a head width ({hidden} / {heads})"),
+                "no such key",
+            ));
+        }
     };
-    let value_length = metadata.u32_opt(&reader.key("attention.value_length"))?.map_or(head_dim, |value| value as usize);
+    let value_length =
+        metadata.u32_opt(&reader.key("attention.value_length"))?.map_or(head_dim, |value| value as usize);
     if value_length != head_dim {
-        return Err(reader.wrong("attention.value_length", format!("{head_dim}, as attention.key_length"), value_length));
+        return Err(reader.wrong(
+            "attention.value_length",
+            format!("{head_dim}, as attention.key_length"),
+            value_length,
+        ));
     }
     Ok(AttentionConfig { heads, kv_heads, head_dim })
 }
@@ -287,7 +302,11 @@ fn rope(reader: &Reader<'_>, head_dim: usize) -> Result<RopeConfig, ModelError> 
         None => head_dim,
     };
     if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
-        return Err(reader.wrong("rope.dimension_count", format!("an even number up to the head width {head_dim}"), dims));
+        return Err(reader.wrong(
+            "rope.dimension_count",
+            format!("an even number up to the head width {head_dim}"),
+            dims,
+        ));
     }
     let base = reader.finite_above_zero("rope.freq_base", metadata.f32(&reader.key("rope.freq_base"))?)?;
     const SECTIONS: &str = "rope.dimension_sections";

@@ -180,7 +180,9 @@ impl<D: Device> Network<D> {
                 Some(last) if last.slot == slot => last.count += 1,
                 _ => {
                     if work.slots.iter().any(|other| other.slot == slot) {
-                        return Err(ModelError::Window(format!("row {index}: rows of slot {slot} are not consecutive")));
+                        return Err(ModelError::Window(format!(
+                            "row {index}: rows of slot {slot} are not consecutive"
+                        )));
                     }
                     let (held, verify) = held(slot)?;
                     work.slots.push(SlotRows { slot, first: index, count: 1, held, verify });
@@ -194,16 +196,18 @@ impl<D: Device> Network<D> {
                         config.vocab
                     )));
                 }
-                RowInput::Embedding { data, start } => match data.get(*start..).and_then(|rest| rest.get(..config.hidden)) {
-                    Some(values) => EmbedRow::Values(values),
-                    None => {
-                        return Err(ModelError::Window(format!(
-                            "row {index}: {} values from {start} on, but a picture row has {}",
-                            data.len(),
-                            config.hidden
-                        )));
+                RowInput::Embedding { data, start } => {
+                    match data.get(*start..).and_then(|rest| rest.get(..config.hidden)) {
+                        Some(values) => EmbedRow::Values(values),
+                        None => {
+                            return Err(ModelError::Window(format!(
+                                "row {index}: {} values from {start} on, but a picture row has {}",
+                                data.len(),
+                                config.hidden
+                            )));
+                        }
                     }
-                },
+                }
             });
             self.rope.append(row.position, &mut work.host_rope);
         }

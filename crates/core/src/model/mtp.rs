@@ -54,7 +54,8 @@ impl<D: Device> Network<D> {
         device.matmul(&mut work.scratch, &work.pair, rows.len(), &mut [(&mtp.eh_proj, &mut work.x)]);
         self.layer(core, &mtp.layer, Caches::Mtp, work, rows.len(), states, &mut clock);
         let head = mtp.head.as_ref().unwrap_or(&self.weights.output);
-        let short = head_limit.filter(|&limit| limit < config.vocab).map(|limit| device.weight_rows(head, limit.max(1)));
+        let short =
+            head_limit.filter(|&limit| limit < config.vocab).map(|limit| device.weight_rows(head, limit.max(1)));
         let head = short.as_ref().unwrap_or(head);
         let all: Vec<usize> = (0..rows.len()).collect();
         self.head(core, work, &all, |&index| rows[index].want_logits, &mtp.head_norm, head, out);

@@ -417,10 +417,7 @@ pub(crate) fn attention(
         pool.run(n_rows, &|row| {
             // SAFETY: every task has a row of its own.
             let (q_out, k_out) = unsafe {
-                (
-                    q_out.range(row * q_width..(row + 1) * q_width),
-                    k_out.range(row * kv_width..(row + 1) * kv_width),
-                )
+                (q_out.range(row * q_width..(row + 1) * q_width), k_out.range(row * kv_width..(row + 1) * kv_width))
             };
             dispatch(
                 simd,

@@ -181,7 +181,9 @@ fn scan_columns<L: Lanes, const N: usize>(lanes: L, scan: &mut Scan<'_>, column:
             let (x, _) = vectors(&x[..N * LANES]);
             std::array::from_fn(|vector| lanes.load(&x[vector]))
         } else {
-            std::array::from_fn(|vector| lanes.load_part(&x[(vector * LANES).min(width)..((vector + 1) * LANES).min(width)]))
+            std::array::from_fn(|vector| {
+                lanes.load_part(&x[(vector * LANES).min(width)..((vector + 1) * LANES).min(width)])
+            })
         }
     };
     let store = |x: [L::V; N], out: &mut [f32]| {

@@ -6,8 +6,8 @@ use super::kv_cache::CpuKvCache;
 use super::moe::{self, GateUp, moe};
 use super::{Activations, Pool, Simd, matmul, norm};
 use crate::device::{
-    AttentionInput, AttentionShape, AttentionWeights, DeltaInput, DeltaShape, DeltaWeights, Device, DeviceError, EmbedRow,
-    ExpertGateUp, KvType, MoeShape, MoeWeights, Sink, SlotRows, check_matrix,
+    AttentionInput, AttentionShape, AttentionWeights, DeltaInput, DeltaShape, DeltaWeights, Device, DeviceError,
+    EmbedRow, ExpertGateUp, KvType, MoeShape, MoeWeights, Sink, SlotRows, check_matrix,
 };
 use crate::{Matrix, format};
 use std::io;
@@ -153,12 +153,8 @@ impl Device for CpuDevice {
         states: &mut [&mut CpuDeltaState],
         out: &mut Vec<f32>,
     ) {
-        let weights = delta_net::Weights {
-            conv: &weights.conv,
-            dt_bias: &weights.dt_bias,
-            a: &weights.a,
-            norm: &weights.norm,
-        };
+        let weights =
+            delta_net::Weights { conv: &weights.conv, dt_bias: &weights.dt_bias, a: &weights.a, norm: &weights.norm };
         let rows = delta_net::Rows { qkv: input.qkv, z: input.z, beta: input.beta, alpha: input.alpha };
         delta_net(self.simd, &self.pool, shape, &weights, &rows, slots, states, &mut scratch.delta, out);
     }

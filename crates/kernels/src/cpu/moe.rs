@@ -202,7 +202,8 @@ pub(crate) fn moe(
         }
     }
     work.inner.set(&work.activated, choices, ff);
-    let groups: Vec<ExpertGroup<'_>> = groups.into_iter().map(|group| ExpertGroup { rows: group.out_rows, ..group }).collect();
+    let groups: Vec<ExpertGroup<'_>> =
+        groups.into_iter().map(|group| ExpertGroup { rows: group.out_rows, ..group }).collect();
     resize(&mut work.down, choices * hidden);
     matmul_experts(pool, weights.down, hidden, &groups, &work.inner, &mut work.down);
 
