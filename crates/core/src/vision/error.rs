@@ -46,14 +46,9 @@ pub enum VisionError {
     /// The preprocessing options contradict each other or are out of range.
     #[error("vision options: {0}")]
     Options(String),
-    /// The encoder's file cannot be read as GGUF.
-    #[error("cannot read the vision encoder {file}: {reason}")]
-    File {
-        /// The encoder's file.
-        file: String,
-        /// Why.
-        reason: String,
-    },
+    /// The encoder's file cannot be read as GGUF, or lacks a key.
+    #[error("vision encoder: {0}")]
+    Gguf(#[source] crate::gguf::GgufError),
     /// A key or tensor of the encoder's file has a value or shape strata cannot use.
     #[error("vision encoder {file}: {item}: expected {expected}, found {found}")]
     Unsupported {

@@ -8,6 +8,7 @@
 //! This module knows nothing of requests, URLs or slots: it is given bytes and hands back rows.
 
 mod cache;
+pub mod checksum;
 pub mod decode;
 mod encoder;
 mod error;
@@ -15,12 +16,14 @@ pub mod preprocess;
 mod reader;
 pub mod resize;
 pub mod splice;
+mod weights;
 
 pub use cache::PictureCache;
-pub use encoder::VisionEncoder;
+pub use encoder::{EncodeTimes, VisionEncoder};
 pub use error::VisionError;
 pub use preprocess::{PictureGeometry, PreprocessOptions, Preprocessed};
 pub use reader::{PictureReader, ReadPicture};
+pub use weights::EncoderShape;
 
 use std::sync::Arc;
 

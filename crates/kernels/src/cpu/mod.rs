@@ -6,6 +6,7 @@ mod delta_net;
 mod device;
 mod kv_cache;
 mod lanes;
+pub mod dense;
 pub mod matmul;
 mod moe;
 mod norm;

@@ -227,6 +227,12 @@ impl<'a, T> SharedSlice<'a, T> {
         self.len == 0
     }
 
+    /// The first element, for tasks whose parts are not one range, such as columns of a matrix. Reading or writing
+    /// through it follows the rules of [`SharedSlice::range`].
+    pub fn as_ptr(&self) -> *mut T {
+        self.start
+    }
+
     /// The part `range`.
     ///
     /// # Safety
