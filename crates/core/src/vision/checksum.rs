@@ -29,15 +29,17 @@ pub fn verify(path: &Path, pinned: Option<&str>) -> Result<Checksum, VisionError
     let (expected, pinned_by) = match pinned {
         Some(pinned) => (pinned.to_string(), "given as an option".to_string()),
         None if beside.exists() => {
-            let text = std::fs::read_to_string(&beside)
-                .map_err(|source| VisionError::Io { path: beside.clone(), source })?;
+            let text =
+                std::fs::read_to_string(&beside).map_err(|source| VisionError::Io { path: beside.clone(), source })?;
             (text.split_whitespace().next().unwrap_or_default().to_string(), beside.display().to_string())
         }
         None => return Ok(Checksum::Unpinned),
     };
     let expected = expected.trim().to_ascii_lowercase();
     if expected.len() != 64 || !expected.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return Err(VisionError::Options(format!("{expected:?} ({pinned_by}) is not a SHA-256: expected 64 hex digits")));
+        return Err(VisionError::Options(format!(
+            "{expected:?} ({pinned_by}) is not a SHA-256: expected 64 hex digits"
+        )));
     }
     let found = sha256(path)?;
     if found != expected {

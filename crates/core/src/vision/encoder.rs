@@ -8,9 +8,7 @@ use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use strata_kernels::cpu::dense::{
-    Activation, AttentionShape, add_rows, attention, layer_norm, linear, rotate_pairs,
-};
+use strata_kernels::cpu::dense::{Activation, AttentionShape, add_rows, attention, layer_norm, linear, rotate_pairs};
 use strata_kernels::cpu::{Pool, Simd};
 
 /// Base of the rotary frequencies.
@@ -166,8 +164,7 @@ impl VisionEncoder {
         self.linear(&self.weights.merge_up, Activation::GeluErf, &work.normed, &mut inner);
         self.linear(&self.weights.merge_down, Activation::None, &inner, &mut out);
         lap(&mut times.merger);
-        let rows =
-            PictureRows { key: picture.key, grid: picture.grid, width: self.shape.out, data: Arc::from(out) };
+        let rows = PictureRows { key: picture.key, grid: picture.grid, width: self.shape.out, data: Arc::from(out) };
         (rows, times)
     }
 
@@ -250,9 +247,8 @@ impl VisionEncoder {
         let half = self.shape.head() / 2;
         let per_axis = half / 2;
         // In f32 as the reference computes them: exponent, power, reciprocal, then the product with the coordinate.
-        let frequencies: Vec<f32> = (0..per_axis)
-            .map(|i| 1.0 / (ROPE_BASE.powf(f64::from(2.0 * i as f32 / half as f32)) as f32))
-            .collect();
+        let frequencies: Vec<f32> =
+            (0..per_axis).map(|i| 1.0 / (ROPE_BASE.powf(f64::from(2.0 * i as f32 / half as f32)) as f32)).collect();
         let angles = |coordinate: usize| frequencies.iter().map(move |f| f64::from(coordinate as f32 * f));
         let mut cos = Vec::with_capacity(patches.len() * half);
         let mut sin = Vec::with_capacity(patches.len() * half);

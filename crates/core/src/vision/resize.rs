@@ -74,8 +74,7 @@ fn taps(from: usize, to: usize) -> Vec<Taps> {
             let center = (at as f64 + 0.5) * scale;
             let first = (center - support + 0.5).max(0.0) as usize;
             let last = ((center + support + 0.5) as usize).min(from);
-            let raw: Vec<f64> =
-                (first..last).map(|i| cubic((i as f64 - center + 0.5) * (1.0 / widen))).collect();
+            let raw: Vec<f64> = (first..last).map(|i| cubic((i as f64 - center + 0.5) * (1.0 / widen))).collect();
             let total: f64 = raw.iter().sum();
             let fixed = |w: &f64| {
                 let w = if total == 0.0 { *w } else { w / total } * f64::from(1u32 << PRECISION);

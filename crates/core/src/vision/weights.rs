@@ -207,10 +207,11 @@ fn tensors(file: &GgufFile, shape: &EncoderShape) -> Result<EncoderWeights, Visi
     }
     Ok(EncoderWeights {
         patch_embd: patch_embedding(file, shape)?,
-        positions: values(file, matrix_info(file, "v.position_embd.weight")?, &[
-            hidden as u64,
-            (shape.position_side * shape.position_side) as u64,
-        ])?,
+        positions: values(
+            file,
+            matrix_info(file, "v.position_embd.weight")?,
+            &[hidden as u64, (shape.position_side * shape.position_side) as u64],
+        )?,
         layers,
         post_ln: norm("v.post_ln")?,
         merge_up: linear(file, "mm.0", merged, merged)?,

@@ -3,10 +3,10 @@
 mod attention;
 pub mod bandwidth;
 mod delta_net;
+pub mod dense;
 mod device;
 mod kv_cache;
 mod lanes;
-pub mod dense;
 pub mod matmul;
 mod moe;
 mod norm;

@@ -144,7 +144,8 @@ impl Band<'_> {
                 if !whole && from > 0 {
                     for r in 0..count {
                         // SAFETY: only this task touches the band's columns.
-                        let c = unsafe { self.out.range((row + r) * width + column..(row + r) * width + column + columns) };
+                        let c =
+                            unsafe { self.out.range((row + r) * width + column..(row + r) * width + column + columns) };
                         edge[r * PANEL..][..columns].copy_from_slice(c);
                     }
                 }
@@ -162,7 +163,8 @@ impl Band<'_> {
                 if !whole {
                     for r in 0..count {
                         // SAFETY: only this task touches the band's columns.
-                        let c = unsafe { self.out.range((row + r) * width + column..(row + r) * width + column + columns) };
+                        let c =
+                            unsafe { self.out.range((row + r) * width + column..(row + r) * width + column + columns) };
                         c.copy_from_slice(&edge[r * PANEL..][..columns]);
                     }
                 }

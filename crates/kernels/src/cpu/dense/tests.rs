@@ -51,10 +51,9 @@ fn linear_follows_double_precision_and_no_level_or_thread_count_changes_a_bit() 
         let reference = run(Simd::Scalar, 1, Activation::None);
         for r in 0..rows {
             for o in 0..outputs {
-                let sum: f64 = (0..inputs)
-                    .map(|k| f64::from(x[r * inputs + k]) * f64::from(exact[o * inputs + k]))
-                    .sum::<f64>()
-                    + f64::from(layer.bias[o]);
+                let sum: f64 =
+                    (0..inputs).map(|k| f64::from(x[r * inputs + k]) * f64::from(exact[o * inputs + k])).sum::<f64>()
+                        + f64::from(layer.bias[o]);
                 let error = (f64::from(reference[r * outputs + o]) - sum).abs();
                 assert!(error <= bound(inputs), "{ty:?} {rows}x{outputs}x{inputs}: [{r}][{o}] is off by {error}");
             }
@@ -74,7 +73,9 @@ fn linear_follows_double_precision_and_no_level_or_thread_count_changes_a_bit() 
 
 #[test]
 fn attention_follows_double_precision_and_no_level_or_thread_count_changes_a_bit() {
-    for (rows, heads, head) in [(1, 2, 32), (50, 2, 72), (97, 1, 32), (49, 3, 48), (52, 1, 64), (53, 1, 128), (20, 1, 6)] {
+    for (rows, heads, head) in
+        [(1, 2, 32), (50, 2, 72), (97, 1, 32), (49, 3, 48), (52, 1, 64), (53, 1, 128), (20, 1, 6)]
+    {
         let shape = AttentionShape { rows, heads, head };
         let width = heads * head;
         let qkv = noise(rows * 3 * width, 5);
@@ -84,7 +85,8 @@ fn attention_follows_double_precision_and_no_level_or_thread_count_changes_a_bit
             out
         };
         let reference = run(Simd::Scalar, 1);
-        let at = |r: usize, part: usize, h: usize, d: usize| f64::from(qkv[r * 3 * width + part * width + h * head + d]);
+        let at =
+            |r: usize, part: usize, h: usize, d: usize| f64::from(qkv[r * 3 * width + part * width + h * head + d]);
         for h in 0..heads {
             for r in 0..rows {
                 let scores: Vec<f64> = (0..rows)
