@@ -4,7 +4,7 @@ use super::Pool;
 use std::time::{Duration, Instant};
 
 /// Bytes read per pass: well past the last-level cache's share of one core.
-const BUFFER: usize = 96 << 20;
+const BUFFER: usize = 192 << 20;
 /// Bytes per task, small enough to even out an interrupted thread.
 const PART: usize = 1 << 20;
 /// When to stop measuring.
@@ -12,7 +12,7 @@ const TIME_LIMIT: Duration = Duration::from_millis(60);
 
 /// Measured read bandwidth in bytes per second, with all threads of the pool reading at once.
 ///
-/// Takes about 100 ms and 96 MiB (given back before it returns). The best of a few passes counts, because whatever else
+/// Takes about 100 ms and 192 MiB (given back before it returns). The best of a few passes counts, because whatever else
 /// runs on the machine only ever makes a pass slower. Call it once and keep the result.
 pub fn measure(pool: &Pool) -> f64 {
     // Filled with something else than zeros, so that every page is backed by memory of its own.

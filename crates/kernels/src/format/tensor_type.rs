@@ -128,7 +128,7 @@ impl TensorType {
     /// Bytes of a row of `cols` weights; `None` when `cols` is not a multiple of the block size or the size overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         let entry = self.entry();
-        (cols % entry.3 == 0).then(|| (cols / entry.3).checked_mul(entry.4)).flatten()
+        cols.is_multiple_of(entry.3).then(|| (cols / entry.3).checked_mul(entry.4)).flatten()
     }
 
     /// Whether strata can dequantize and multiply with this type.

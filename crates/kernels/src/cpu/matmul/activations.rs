@@ -90,7 +90,11 @@ pub(super) struct Quantized<const N: usize> {
 /// Storage in whole cache lines.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Line([u8; 64]);
+pub(super) struct Line([u8; 64]);
+
+impl Line {
+    pub(super) const ZERO: Line = Line([0; 64]);
+}
 
 /// One quantized row.
 #[derive(Clone, Copy)]
@@ -178,7 +182,7 @@ impl<const N: usize> Quantized<N> {
 
 fn grow(lines: &mut Vec<Line>, len: usize) {
     if lines.len() < len {
-        lines.resize(len, Line([0; 64]));
+        lines.resize(len, Line::ZERO);
     }
 }
 

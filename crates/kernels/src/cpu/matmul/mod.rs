@@ -9,19 +9,17 @@
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod job;
 mod scalar;
 
 pub use activations::Activations;
 
-use self::activations::{Families, QuantizedRow};
-use self::scalar::{Bf16Weight, F16Weight, F32Weight, FloatDot, QuantizedDot};
+use self::activations::Families;
+use self::job::{Job, RowList};
 use super::simd::Simd;
 use super::{Pool, SharedSlice};
 use crate::Matrix;
 use crate::format::TensorType;
-use crate::format::blocks::{BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
-use std::marker::PhantomData;
-use std::ops::Range;
 
 /// Matrices whose tasks share one parallel region; more are run in several.
 const MATRICES_PER_REGION: usize = 8;
@@ -95,8 +93,9 @@ fn matmul_with(simd: Simd, pool: &Pool, ws: &mut [(&Matrix, &mut [f32])], x: &Ac
                 let tasks = w.rows.div_ceil(step);
                 if task < tasks {
                     let outputs = task * step..w.rows.min((task + 1) * step);
-                    let rows = Rows { from: RowList::First(x.rows()), to: RowList::First(x.rows()) };
-                    return Job { simd, w, first_row: 0, width: w.rows, rows, out, x, families }.run(outputs);
+                    let rows = RowList::First(x.rows());
+                    let job = Job { simd, w, first_row: 0, width: w.rows, from: rows, to: rows, out, x, families };
+                    return job.run(outputs);
                 }
                 task -= tasks;
             }
@@ -143,10 +142,10 @@ fn matmul_experts_with(
     pool.run(groups.len() * tasks_per_group, &|task| {
         let group = &groups[task / tasks_per_group];
         let start = task % tasks_per_group * step;
-        let rows = Rows { from: RowList::Listed(group.rows), to: RowList::Listed(group.out_rows) };
+        let (from, to) = (RowList::Listed(group.rows), RowList::Listed(group.out_rows));
         let first_row = group.expert as usize * rows_per_expert;
-        Job { simd, w, first_row, width: rows_per_expert, rows, out, x, families }
-            .run(start..rows_per_expert.min(start + step));
+        let job = Job { simd, w, first_row, width: rows_per_expert, from, to, out, x, families };
+        job.run(start..rows_per_expert.min(start + step));
     });
 }
 
@@ -171,230 +170,6 @@ fn ensure(families: &mut Families, pool: &Pool, simd: Simd, ty: TensorType, x: &
 fn rows_per_task(pool: &Pool, work: usize, rows: usize) -> usize {
     let tasks = (work / WORK_PER_TASK).clamp(1, pool.threads() * TASKS_PER_THREAD);
     rows.div_ceil(tasks).next_multiple_of(OUTPUT_UNIT).max(OUTPUT_UNIT)
-}
-
-/// Which rows of a buffer, in the order of the job's rows.
-#[derive(Clone, Copy)]
-enum RowList<'a> {
-    First(usize),
-    Listed(&'a [u32]),
-}
-
-impl RowList<'_> {
-    fn len(self) -> usize {
-        match self {
-            RowList::First(n) => n,
-            RowList::Listed(rows) => rows.len(),
-        }
-    }
-
-    fn at(self, i: usize) -> usize {
-        match self {
-            RowList::First(_) => i,
-            RowList::Listed(rows) => rows[i] as usize,
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Rows<'a> {
-    /// Rows of the activations.
-    from: RowList<'a>,
-    /// Rows of the output.
-    to: RowList<'a>,
-}
-
-/// `width` weight rows from `first_row` on, times some activation rows.
-struct Job<'a> {
-    simd: Simd,
-    w: &'a Matrix,
-    first_row: usize,
-    width: usize,
-    rows: Rows<'a>,
-    out: &'a SharedSlice<'a, f32>,
-    x: &'a Activations,
-    families: &'a Families,
-}
-
-impl Job<'_> {
-    /// Computes the given outputs (of `0..width`) of all rows.
-    fn run(&self, outputs: Range<usize>) {
-        let families = self.families;
-        match self.w.ty {
-            TensorType::F32 => self.floats::<F32Weight>(outputs),
-            TensorType::F16 => self.floats::<F16Weight>(outputs),
-            TensorType::BF16 => self.floats::<Bf16Weight>(outputs),
-            TensorType::Q8_0 => self.quantized::<BlockQ8_0>(outputs, |row| families.per_block.row(row)),
-            TensorType::Q4_K => self.quantized::<BlockQ4K>(outputs, |row| families.per_superblock.row(row)),
-            TensorType::Q5_K => self.quantized::<BlockQ5K>(outputs, |row| families.per_superblock.row(row)),
-            TensorType::Q6_K => self.quantized::<BlockQ6K>(outputs, |row| families.per_superblock.row(row)),
-            // `check` let only the types above through.
-            _ => {}
-        }
-    }
-
-    /// The weight row that makes output `output`.
-    fn weights<T: bytemuck::Pod>(&self, output: usize) -> &[T] {
-        let row_bytes = self.w.data.len() / self.w.rows;
-        bytemuck::cast_slice(&self.w.data[(self.first_row + output) * row_bytes..][..row_bytes])
-    }
-
-    /// The weight rows of outputs `first..`, at most `count` and not past `end`.
-    fn weight_rows<T: bytemuck::Pod>(&self, first: usize, count: usize, end: usize) -> WeightRows<'_, T> {
-        let row_bytes = self.w.data.len() / self.w.rows;
-        let count = count.min(end - first);
-        WeightRows {
-            data: &self.w.data[(self.first_row + first) * row_bytes..][..count * row_bytes],
-            row_bytes,
-            count,
-            blocks: row_bytes / size_of::<T>(),
-            format: PhantomData,
-        }
-    }
-
-    /// Stores the outputs from `first` on of one row.
-    fn store(&self, row: usize, first: usize, values: &[f32]) {
-        let at = self.rows.to.at(row) * self.width + first;
-        // SAFETY: an output element belongs to one (row, output) pair of one job, and a job's outputs to one task.
-        unsafe { self.out.range(at..at + values.len()) }.copy_from_slice(values);
-    }
-
-    fn quantized<'a, T: Quantized>(&self, outputs: Range<usize>, x: impl Fn(usize) -> QuantizedRow<'a>) {
-        match self.simd {
-            #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 => {
-                for output in outputs.clone().step_by(T::OUTPUTS) {
-                    let w = self.weight_rows(output, T::OUTPUTS, outputs.end);
-                    let mut row = 0;
-                    while row < self.rows.from.len() {
-                        row += match self.rows.from.len() - row {
-                            1 => self.few_rows_avx512::<T, 1>(&w, output, row, &x),
-                            2 => self.few_rows_avx512::<T, 2>(&w, output, row, &x),
-                            3 => self.few_rows_avx512::<T, 3>(&w, output, row, &x),
-                            _ => self.few_rows_avx512::<T, 4>(&w, output, row, &x),
-                        };
-                    }
-                }
-            }
-            _ => {
-                for output in outputs {
-                    for row in 0..self.rows.from.len() {
-                        self.store(row, output, &[T::dot(self.weights(output), x(self.rows.from.at(row)))]);
-                    }
-                }
-            }
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn few_rows_avx512<'a, T: Quantized, const N: usize>(
-        &self,
-        w: &WeightRows<'_, T>,
-        output: usize,
-        row: usize,
-        x: impl Fn(usize) -> QuantizedRow<'a>,
-    ) -> usize {
-        let x = std::array::from_fn(|r| x(self.rows.from.at(row + r)));
-        let mut out = [[0.0; avx512::few_rows::MAX_OUTPUTS]; N];
-        // SAFETY: this level is only chosen when the CPU has it; `check` compared the columns.
-        unsafe { T::multiply(w, &x, &mut out) };
-        for r in 0..N {
-            self.store(row + r, output, &out[r][..w.count]);
-        }
-        N
-    }
-
-    fn floats<T: Floats>(&self, outputs: Range<usize>) {
-        match self.simd {
-            #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 => {
-                for output in outputs.clone().step_by(avx512::floats::OUTPUTS) {
-                    let w = self.weight_rows(output, avx512::floats::OUTPUTS, outputs.end);
-                    let mut row = 0;
-                    while row < self.rows.from.len() {
-                        row += match self.rows.from.len() - row {
-                            1 => self.floats_avx512::<T, 1>(&w, output, row),
-                            2 => self.floats_avx512::<T, 2>(&w, output, row),
-                            3 => self.floats_avx512::<T, 3>(&w, output, row),
-                            4 | 5 => self.floats_avx512::<T, 4>(&w, output, row),
-                            _ => self.floats_avx512::<T, 6>(&w, output, row),
-                        };
-                    }
-                }
-            }
-            _ => {
-                for output in outputs {
-                    for row in 0..self.rows.from.len() {
-                        self.store(row, output, &[T::dot(self.weights(output), self.values(row))]);
-                    }
-                }
-            }
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn floats_avx512<T: Floats, const N: usize>(&self, w: &WeightRows<'_, T>, output: usize, row: usize) -> usize {
-        let x = std::array::from_fn(|r| self.values(row + r));
-        let mut out = [[0.0; avx512::floats::OUTPUTS]; N];
-        // SAFETY: this level is only chosen when the CPU has it; `check` compared the columns.
-        unsafe { avx512::floats::multiply::<T, N>(w, &x, &mut out) };
-        for r in 0..N {
-            self.store(row + r, output, &out[r][..w.count]);
-        }
-        N
-    }
-
-    /// The f32 activations of the job's row `row`.
-    fn values(&self, row: usize) -> &[f32] {
-        let cols = self.x.cols();
-        &self.x.values()[self.rows.from.at(row) * cols..][..cols]
-    }
-}
-
-/// A block format with kernels at every level of this architecture.
-#[cfg(target_arch = "x86_64")]
-trait Quantized: QuantizedDot + avx512::few_rows::FewRows {}
-#[cfg(target_arch = "x86_64")]
-impl<T: QuantizedDot + avx512::few_rows::FewRows> Quantized for T {}
-#[cfg(not(target_arch = "x86_64"))]
-trait Quantized: QuantizedDot {}
-#[cfg(not(target_arch = "x86_64"))]
-impl<T: QuantizedDot> Quantized for T {}
-
-/// A number format with kernels at every level of this architecture.
-#[cfg(target_arch = "x86_64")]
-trait Floats: FloatDot + avx512::floats::Floats {}
-#[cfg(target_arch = "x86_64")]
-impl<T: FloatDot + avx512::floats::Floats> Floats for T {}
-#[cfg(not(target_arch = "x86_64"))]
-trait Floats: FloatDot {}
-#[cfg(not(target_arch = "x86_64"))]
-impl<T: FloatDot> Floats for T {}
-
-/// A few consecutive weight rows, at least one, stored as blocks `T`.
-struct WeightRows<'a, T> {
-    /// `count * row_bytes` bytes.
-    data: &'a [u8],
-    row_bytes: usize,
-    count: usize,
-    /// Blocks per row.
-    blocks: usize,
-    format: PhantomData<T>,
-}
-
-impl<T> WeightRows<'_, T> {
-    /// The start of row `o`, or of the last row when there are fewer. `blocks` blocks are readable from there.
-    #[inline(always)]
-    fn row(&self, o: usize) -> *const u8 {
-        self.data[o.min(self.count - 1) * self.row_bytes..].as_ptr()
-    }
-
-    /// How far ahead of its loads a kernel that walks `rows` rows side by side prefetches: its next group of rows, but at
-    /// least a page.
-    #[inline(always)]
-    fn prefetch_distance(&self, rows: usize) -> usize {
-        (rows * self.row_bytes).max(4096)
-    }
 }
 
 #[cfg(test)]

@@ -44,7 +44,8 @@ impl Random {
                 1 => block.fill(0x80),
                 _ => block.iter_mut().for_each(|byte| *byte = (self.next() >> 32) as u8),
             }
-            let half = half::f16::from_f32(if self.next() % 16 == 0 { 0.0 } else { self.float() * 0.01 }).to_le_bytes();
+            let half = half::f16::from_f32(if self.next().is_multiple_of(16) { 0.0 } else { self.float() * 0.01 })
+                .to_le_bytes();
             match ty {
                 TensorType::F32 => block.copy_from_slice(&self.float().to_le_bytes()),
                 TensorType::F16 => block.copy_from_slice(&half),

@@ -2,12 +2,11 @@
 //!
 //! A few weight rows are walked side by side, block by block. Each block is unpacked once and multiplied with every
 //! activation row while it is in registers; the integer sums of the weight rows are then transposed into the lanes of one
-//! register. What the rows share (unpacking, scales, minima) is most of the work, so a second row costs little, and the
-//! prefetches run one group of rows ahead of the loads.
+//! register. What the rows share (unpacking, scales, minima) is most of the work, so a second row costs little.
 
-use super::{prefetch, sum_lanes_of_4, sum_lanes_of_8};
-use crate::cpu::matmul::WeightRows;
+use super::{Prefetch, load_table, sum_lanes_of_4, sum_lanes_of_8};
 use crate::cpu::matmul::activations::{QuantizedRow, SuperblockSums};
+use crate::cpu::matmul::job::WeightRows;
 use crate::cpu::matmul::scalar::QuantizedDot;
 use crate::format::blocks::{BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use std::arch::x86_64::*;
@@ -21,13 +20,14 @@ pub(in crate::cpu::matmul) trait FewRows: QuantizedDot {
     const OUTPUTS: usize;
 
     /// `out[r][o]` = weight row `o` times activation row `r`, for `o` in `0..OUTPUTS`. Where there are fewer weight rows
-    /// the last one stands in for the missing ones.
+    /// the last one stands in for the missing ones. `ahead` is moved on by what was read.
     ///
     /// # Safety
     /// The CPU has the features of [`crate::cpu::Simd::Avx512`], and every activation row has the weights' columns.
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
+        ahead: &mut Prefetch,
         out: &mut [[f32; MAX_OUTPUTS]; N],
     );
 }
@@ -39,10 +39,10 @@ impl FewRows for BlockQ8_0 {
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
+        ahead: &mut Prefetch,
         out: &mut [[f32; MAX_OUTPUTS]; N],
     ) {
         let rows: [*const u8; 8] = std::array::from_fn(|o| w.row(o));
-        let ahead = w.prefetch_distance(8);
         let flip = _mm256_set1_epi8(-128);
         let mut sums = [_mm256_setzero_ps(); N];
         for b in 0..w.blocks {
@@ -56,9 +56,8 @@ impl FewRows for BlockQ8_0 {
                     // Weights plus 128 are unsigned, as the dot instruction wants them.
                     q[o] = _mm256_xor_si256(_mm256_loadu_si256(rows[o].add(at + 2).cast()), flip);
                 }
-                // 34 bytes per block: every line is asked for once or twice.
-                prefetch(rows[o], at + ahead);
             }
+            ahead.advance(8 * size_of::<Self>());
             // SAFETY: `d` is 16 bytes.
             let d = _mm256_cvtph_ps(unsafe { _mm_loadu_si128(d.as_ptr().cast()) });
             for r in 0..N {
@@ -106,13 +105,6 @@ const SCALE_BYTES: [[[u8; 64]; 2]; 2] = {
     }
     table
 };
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn load_table(table: &[u8; 64]) -> __m512i {
-    // SAFETY: 64 bytes.
-    unsafe { _mm512_loadu_si512(table.as_ptr().cast()) }
-}
 
 /// Reads the 16 bytes `d, dmin, scales` at the start of four superblocks.
 ///
@@ -187,11 +179,11 @@ unsafe fn scaled_dots(q: &[__m512i; 4], scales: &[__m512i; 2], x: *const i8, sta
 unsafe fn multiply_with_minima<B: QuantizedDot, const N: usize>(
     w: &WeightRows<'_, B>,
     x: &[QuantizedRow<'_>; N],
+    ahead: &mut Prefetch,
     out: &mut [[f32; MAX_OUTPUTS]; N],
     unpack: impl Fn(*const u8) -> [__m512i; 4],
 ) {
     let rows: [*const u8; 4] = std::array::from_fn(|o| w.row(o));
-    let ahead = w.prefetch_distance(4);
     let mut sums = [_mm_setzero_ps(); N];
     for b in 0..w.blocks {
         let blocks = rows.map(|row| row.wrapping_add(b * size_of::<B>()));
@@ -199,9 +191,7 @@ unsafe fn multiply_with_minima<B: QuantizedDot, const N: usize>(
         let header = unsafe { read_headers(blocks) };
         let mut dots = [[_mm512_setzero_si512(); 4]; N];
         for o in 0..4 {
-            for line in 0..size_of::<B>().div_ceil(64) {
-                prefetch(blocks[o], ahead + 64 * line);
-            }
+            ahead.advance(size_of::<B>());
             let q = unpack(blocks[o]);
             for r in 0..N {
                 // SAFETY: the activation rows have `blocks` superblocks (the caller's promise).
@@ -256,13 +246,14 @@ impl FewRows for BlockQ4K {
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
+        ahead: &mut Prefetch,
         out: &mut [[f32; MAX_OUTPUTS]; N],
     ) {
         let nibble = _mm512_set1_epi8(15);
         let counts = shifts(0, 4);
         // SAFETY: the caller's promise; the closure reads the 128 bytes of `qs` after the 16 bytes of header.
         unsafe {
-            multiply_with_minima(w, x, out, |block| {
+            multiply_with_minima(w, x, ahead, out, |block| {
                 std::array::from_fn(|p| {
                     _mm512_and_si512(_mm512_srlv_epi16(load_twice(block.add(16 + 32 * p)), counts), nibble)
                 })
@@ -278,6 +269,7 @@ impl FewRows for BlockQ5K {
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
+        ahead: &mut Prefetch,
         out: &mut [[f32; MAX_OUTPUTS]; N],
     ) {
         let nibble = _mm512_set1_epi8(15);
@@ -285,7 +277,7 @@ impl FewRows for BlockQ5K {
         let counts = shifts(0, 4);
         // SAFETY: the caller's promise; the closure reads `qh` (32 bytes after the header) and `qs` (128 bytes after it).
         unsafe {
-            multiply_with_minima(w, x, out, |block| {
+            multiply_with_minima(w, x, ahead, out, |block| {
                 let high = load_twice(block.add(16));
                 // Bit s of `high` belongs to sub-block s: bring bits 2p and 2p+1 to bit 4.
                 let high = [
@@ -324,10 +316,10 @@ impl FewRows for BlockQ6K {
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
+        ahead: &mut Prefetch,
         out: &mut [[f32; MAX_OUTPUTS]; N],
     ) {
         let rows: [*const u8; 4] = std::array::from_fn(|o| w.row(o));
-        let ahead = w.prefetch_distance(4);
         let nibble = _mm512_set1_epi8(0x0f);
         let top = _mm512_set1_epi8(0x30);
         let (left, right) = (shifts(4, 2), shifts(0, 2));
@@ -338,9 +330,7 @@ impl FewRows for BlockQ6K {
             let mut d = [0u16; 8];
             for o in 0..4 {
                 let block = rows[o].wrapping_add(b * size_of::<Self>());
-                for line in 0..4 {
-                    prefetch(block, ahead + 64 * line);
-                }
+                ahead.advance(size_of::<Self>());
                 // SAFETY: the fields of block `b`, which lies within its row: ql 128 bytes, qh 64, scales 16, d 2.
                 let (ql, qh, scales) = unsafe {
                     d[o] = block.add(208).cast::<u16>().read_unaligned();

@@ -1,7 +1,7 @@
 //! F32, F16 and BF16 weights: four weight rows by up to six activation rows in registers, sixteen columns at a time.
 
-use super::prefetch;
-use crate::cpu::matmul::WeightRows;
+use super::Prefetch;
+use crate::cpu::matmul::job::WeightRows;
 use crate::cpu::matmul::scalar::{Bf16Weight, F16Weight, F32Weight, FloatDot};
 use std::arch::x86_64::*;
 
@@ -46,7 +46,7 @@ impl Floats for Bf16Weight {
 }
 
 /// `out[r][o]` = weight row `o` times activation row `r`. Where there are fewer than four weight rows the last one stands
-/// in for the missing ones.
+/// in for the missing ones. `ahead` is moved on by what was read.
 ///
 /// # Safety
 /// The CPU has the features of [`crate::cpu::Simd::Avx512`], and every activation row has the weights' columns.
@@ -54,10 +54,10 @@ impl Floats for Bf16Weight {
 pub(in crate::cpu::matmul) unsafe fn multiply<T: Floats, const N: usize>(
     w: &WeightRows<'_, T>,
     x: &[&[f32]; N],
+    ahead: &mut Prefetch,
     out: &mut [[f32; OUTPUTS]; N],
 ) {
     let rows: [*const T; OUTPUTS] = std::array::from_fn(|o| w.row(o).cast());
-    let ahead = w.prefetch_distance(OUTPUTS);
     let mut lanes = [[_mm512_setzero_ps(); OUTPUTS]; N];
     let mut step = |column: usize, mask: __mmask16| {
         // SAFETY: `column` and the columns of the mask are below `w.blocks`, the columns of every row.
@@ -73,7 +73,7 @@ pub(in crate::cpu::matmul) unsafe fn multiply<T: Floats, const N: usize>(
     };
     let whole = w.blocks & !15;
     for column in (0..whole).step_by(16) {
-        rows.iter().for_each(|row| prefetch(row.cast(), column * size_of::<T>() + ahead));
+        ahead.advance(OUTPUTS * 16 * size_of::<T>());
         step(column, 0xffff);
     }
     if whole < w.blocks {

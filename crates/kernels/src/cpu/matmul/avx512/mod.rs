@@ -1,12 +1,22 @@
-//! AVX-512 kernels: [`few_rows`] for decode windows (bound by memory), [`floats`] for plain number formats.
+//! AVX-512 kernels: [`few_rows`] for decode windows (bound by memory), [`tile`] for prompts (bound by arithmetic),
+//! [`floats`] for plain number formats.
 //!
 //! Register lanes hold different output rows wherever floats are added, so the one accumulator per output element that
 //! the reference prescribes costs no horizontal float additions: only exact integers are added across lanes.
 
 pub(super) mod few_rows;
 pub(super) mod floats;
+pub(super) mod job;
+pub(super) mod tile;
 
 use std::arch::x86_64::*;
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn load_table(table: &[u8; 64]) -> __m512i {
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(table.as_ptr().cast()) }
+}
 
 /// Adds up the 16 lanes of each register: lane `i` of the result is the sum of register `i`.
 #[inline]
@@ -30,9 +40,47 @@ fn sum_lanes_of_8(v: [__m256i; 8]) -> __m256i {
     _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(low, high), _mm256_permute2x128_si256::<0x31>(low, high))
 }
 
-/// Brings the line `ahead` bytes after `p` towards the core.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn prefetch(p: *const u8, ahead: usize) {
-    _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(ahead).cast());
+/// Prefetches a task's weights ahead of the kernels that read them.
+///
+/// Kernels walk several weight rows side by side, which no hardware prefetcher follows well. The prefetches go through the
+/// same memory in plain address order, which the second-level stream prefetcher does follow, and into the second-level
+/// cache, which has more misses in flight than the first: together that raised streaming from 0.4 to 0.7 of the
+/// machine's read bandwidth on one thread.
+pub(in crate::cpu::matmul) struct Prefetch {
+    /// Address of the next line to ask for.
+    next: usize,
+    /// [`Prefetch::DISTANCE`] past what has been read.
+    until: usize,
+    /// The end of the task's weights.
+    end: usize,
+}
+
+impl Prefetch {
+    /// Bytes between a prefetch and its use.
+    const DISTANCE: usize = 16 << 10;
+
+    /// Starts on the weights of a task.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    pub(in crate::cpu::matmul) fn new(weights: &[u8]) -> Self {
+        let start = weights.as_ptr().addr();
+        let mut prefetch = Prefetch { next: start, until: start, end: start + weights.len() };
+        prefetch.advance(Self::DISTANCE);
+        prefetch
+    }
+
+    /// For a second pass over weights that are in the cache.
+    pub(in crate::cpu::matmul) fn none() -> Self {
+        Prefetch { next: 0, until: 0, end: 0 }
+    }
+
+    /// Goes on by `bytes`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    fn advance(&mut self, bytes: usize) {
+        self.until += bytes;
+        while self.next < self.until.min(self.end) {
+            _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(self.next));
+            self.next += 64;
+        }
+    }
 }

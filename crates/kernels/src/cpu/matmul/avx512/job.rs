@@ -1,0 +1,199 @@
+//! Which AVX-512 kernel does which rows of a task.
+
+use super::few_rows::{FewRows, MAX_OUTPUTS};
+use super::tile::{self, Tile};
+use super::{Prefetch, floats};
+use crate::cpu::matmul::activations::{Line, QuantizedRow};
+use crate::cpu::matmul::job::{Job, WeightRows};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// From so many activation rows on, unpacking a tile pays.
+const TILE_ROWS: usize = 5;
+/// Bytes of unpacked tiles that are used together: they stay in the second-level cache while all rows pass.
+const TILES_IN_CACHE: usize = 512 << 10;
+
+thread_local! {
+    /// Unpacked tiles, and one panel of activations.
+    static SCRATCH: RefCell<(Vec<Line>, Vec<Line>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// Computes `outputs` of all rows of a quantized job; `BLOCK` is the columns of a block, `x(row)` the job's row.
+///
+/// # Safety
+/// The CPU has the features of [`crate::cpu::Simd::Avx512`], and the activations have the weights' columns.
+pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOCK: usize>(
+    job: &Job<'_>,
+    outputs: Range<usize>,
+    x: impl Fn(usize) -> QuantizedRow<'a>,
+) {
+    // SAFETY: the caller's promise, here and below.
+    let mut ahead = unsafe { Prefetch::new(job.bytes(outputs.clone())) };
+    if job.from.len() >= TILE_ROWS {
+        return SCRATCH.with_borrow_mut(|(tiles, panel)| unsafe {
+            tiled::<T, BLOCK>(job, outputs, x, &mut ahead, tiles, panel);
+        });
+    }
+    for output in outputs.clone().step_by(T::OUTPUTS) {
+        let w = job.weight_rows(output, T::OUTPUTS, outputs.end);
+        // SAFETY: as above.
+        unsafe {
+            match job.from.len() {
+                0 => {}
+                1 => few_rows::<T, 1>(job, &w, output, &x, &mut ahead),
+                2 => few_rows::<T, 2>(job, &w, output, &x, &mut ahead),
+                3 => few_rows::<T, 3>(job, &w, output, &x, &mut ahead),
+                _ => few_rows::<T, 4>(job, &w, output, &x, &mut ahead),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`quantized`].
+unsafe fn few_rows<'a, T: FewRows, const N: usize>(
+    job: &Job<'_>,
+    w: &WeightRows<'_, T>,
+    output: usize,
+    x: impl Fn(usize) -> QuantizedRow<'a>,
+    ahead: &mut Prefetch,
+) {
+    let mut out = [[0.0; MAX_OUTPUTS]; N];
+    // SAFETY: the caller's promise.
+    unsafe { T::multiply(w, &std::array::from_fn(x), ahead, &mut out) };
+    for r in 0..N {
+        job.store(r, output, &out[r][..w.count]);
+    }
+}
+
+/// # Safety
+/// As [`quantized`].
+unsafe fn tiled<'a, T: Tile, const BLOCK: usize>(
+    job: &Job<'_>,
+    outputs: Range<usize>,
+    x: impl Fn(usize) -> QuantizedRow<'a>,
+    ahead: &mut Prefetch,
+    tiles: &mut Vec<Line>,
+    panel: &mut Vec<Line>,
+) {
+    const { assert!(BLOCK == T::STEP) };
+    let steps = job.x.cols() / BLOCK;
+    let tile_bytes = steps * size_of::<T::Weights>();
+    let tiles_per_pass = (TILES_IN_CACHE / tile_bytes.max(1)).max(1);
+    grow(tiles, tiles_per_pass * tile_bytes);
+    grow(panel, tile::panel_bytes::<T>(steps));
+    let unpacked = tiles.as_mut_ptr().cast::<T::Weights>();
+    let panel = panel.as_mut_ptr().cast::<u8>();
+    for first in outputs.clone().step_by(tiles_per_pass * tile::OUTPUTS) {
+        let pass = first..outputs.end.min(first + tiles_per_pass * tile::OUTPUTS);
+        for (i, output) in pass.clone().step_by(tile::OUTPUTS).enumerate() {
+            let w: WeightRows<'_, T> = job.weight_rows(output, tile::OUTPUTS, pass.end);
+            let rows: [*const u8; tile::OUTPUTS] = std::array::from_fn(|o| w.row(o));
+            for step in 0..steps {
+                // SAFETY: `step` is below the blocks of each row and the steps of the tile.
+                unsafe {
+                    ahead.advance(tile::OUTPUTS * size_of::<T>());
+                    let blocks = rows.map(|row| row.add(step * size_of::<T>()));
+                    T::unpack(&blocks, unpacked.add(i * steps + step));
+                }
+            }
+        }
+        let n = job.from.len();
+        // Panels of equal size, so that none is nearly empty.
+        let size = n.div_ceil(n.div_ceil(tile::MAX_ROWS));
+        for row in (0..n).step_by(size) {
+            let rows = row..n.min(row + size);
+            // SAFETY: the tiles were unpacked above; the panel has room for any number of rows.
+            unsafe {
+                match rows.len() {
+                    0..=2 => panel_rows::<T, BLOCK, 2>(job, pass.clone(), rows, &x, unpacked, panel, steps),
+                    3..=4 => panel_rows::<T, BLOCK, 4>(job, pass.clone(), rows, &x, unpacked, panel, steps),
+                    5..=6 => panel_rows::<T, BLOCK, 6>(job, pass.clone(), rows, &x, unpacked, panel, steps),
+                    7..=8 => panel_rows::<T, BLOCK, 8>(job, pass.clone(), rows, &x, unpacked, panel, steps),
+                    9..=10 => panel_rows::<T, BLOCK, 10>(job, pass.clone(), rows, &x, unpacked, panel, steps),
+                    _ => panel_rows::<T, BLOCK, 12>(job, pass.clone(), rows, &x, unpacked, panel, steps),
+                }
+            }
+        }
+    }
+}
+
+/// All unpacked tiles (outputs `pass`) times `rows`, at most `N` of them; the last row stands in for missing ones.
+///
+/// # Safety
+/// As [`quantized`]; `tiles` holds the tiles of `pass`, `panel` has room for any panel.
+unsafe fn panel_rows<'a, T: Tile, const BLOCK: usize, const N: usize>(
+    job: &Job<'_>,
+    pass: Range<usize>,
+    rows: Range<usize>,
+    x: impl Fn(usize) -> QuantizedRow<'a>,
+    tiles: *const T::Weights,
+    panel: *mut u8,
+    steps: usize,
+) {
+    let panel_x = std::array::from_fn(|r| x((rows.start + r).min(rows.end - 1)));
+    // SAFETY: the caller's promise.
+    unsafe { tile::fill_panel::<T, BLOCK, N>(&panel_x, steps, panel) };
+    for (i, output) in pass.clone().step_by(tile::OUTPUTS).enumerate() {
+        let mut out = [[0.0; tile::OUTPUTS]; tile::MAX_ROWS];
+        // SAFETY: the caller's promise.
+        unsafe { T::multiply::<N>(tiles.add(i * steps), panel, steps, &mut out) };
+        let count = tile::OUTPUTS.min(pass.end - output);
+        for (r, row) in rows.clone().enumerate() {
+            job.store(row, output, &out[r][..count]);
+        }
+    }
+}
+
+fn grow(lines: &mut Vec<Line>, bytes: usize) {
+    let len = bytes.div_ceil(size_of::<Line>());
+    if lines.len() < len {
+        lines.resize(len, Line::ZERO);
+    }
+}
+
+/// Computes `outputs` of all rows of a job with plain numbers.
+///
+/// # Safety
+/// As [`quantized`].
+pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, outputs: Range<usize>) {
+    // SAFETY: the caller's promise, here and below.
+    let mut ahead = unsafe { Prefetch::new(job.bytes(outputs.clone())) };
+    for output in outputs.clone().step_by(floats::OUTPUTS) {
+        let w = job.weight_rows(output, floats::OUTPUTS, outputs.end);
+        let mut row = 0;
+        while row < job.from.len() {
+            // Only the first pass over the weights reads memory.
+            let none = &mut Prefetch::none();
+            let ahead = if row == 0 { &mut ahead } else { none };
+            // SAFETY: as above.
+            row += unsafe {
+                match job.from.len() - row {
+                    1 => float_rows::<T, 1>(job, &w, output, row, ahead),
+                    2 => float_rows::<T, 2>(job, &w, output, row, ahead),
+                    3 => float_rows::<T, 3>(job, &w, output, row, ahead),
+                    4 | 5 => float_rows::<T, 4>(job, &w, output, row, ahead),
+                    _ => float_rows::<T, 6>(job, &w, output, row, ahead),
+                }
+            };
+        }
+    }
+}
+
+/// # Safety
+/// As [`quantized`].
+unsafe fn float_rows<T: floats::Floats, const N: usize>(
+    job: &Job<'_>,
+    w: &WeightRows<'_, T>,
+    output: usize,
+    row: usize,
+    ahead: &mut Prefetch,
+) -> usize {
+    let mut out = [[0.0; floats::OUTPUTS]; N];
+    // SAFETY: the caller's promise.
+    unsafe { floats::multiply::<T, N>(w, &std::array::from_fn(|r| job.values(row + r)), ahead, &mut out) };
+    for r in 0..N {
+        job.store(row + r, output, &out[r][..w.count]);
+    }
+    N
+}
