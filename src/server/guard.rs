@@ -1,0 +1,214 @@
+//! What every request passes first: who may talk to this server, and that nothing leaves it unshaped.
+//!
+//! - `Host` and `Origin` are checked, so that a web page cannot reach a loopback server by re-pointing its own name to
+//!   127.0.0.1 (DNS rebinding), or post to it across origins.
+//! - API keys are compared in constant time.
+//! - A panic in a handler becomes a 500 of that request; refusals become JSON in the path's dialect.
+
+use super::app::App;
+use super::error::{ApiError, Dialect};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::Response;
+use futures::FutureExt;
+use sha2::{Digest, Sha256};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+
+/// Paths that need no key: what a browser or a load balancer asks before it can send one.
+const OPEN_PATHS: &[&str] = &["/", "/health", "/v1/health"];
+
+/// The outermost layer.
+pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let method = request.method().clone();
+    let dialect = Dialect::of(&path);
+    let origin = request.headers().get(ORIGIN).cloned();
+    let mut response = match admit(&app, &path, &method, request.headers()) {
+        Err(error) => error.render(dialect),
+        Ok(()) if method == Method::OPTIONS => preflight(),
+        Ok(()) => match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+            Ok(response) => shape(response, dialect, &path),
+            Err(_) => ApiError::internal("a fault in the server ended this request").render(dialect),
+        },
+    };
+    if let Some(allowed) = origin.filter(|o| cors_allows(&app, o)) {
+        let headers = response.headers_mut();
+        headers.insert("access-control-allow-origin", allowed);
+        headers.insert("vary", HeaderValue::from_static("Origin"));
+    }
+    let status = response.status();
+    app.metrics.responded(status.as_u16());
+    if !app.settings.quiet && status.as_u16() >= 400 && status != StatusCode::SERVICE_UNAVAILABLE {
+        eprintln!("{method} {} {}", printable(&path), status.as_u16());
+    }
+    response
+}
+
+/// A path as it may go to a terminal.
+fn printable(path: &str) -> String {
+    path.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Turns refusals of handlers and of the framework into JSON of the dialect.
+fn shape(mut response: Response, dialect: Dialect, path: &str) -> Response {
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        return error.render(dialect);
+    }
+    let status = response.status();
+    let is_json = response.headers().get(CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(b"application/json"));
+    if !status.is_client_error() && !status.is_server_error() || is_json {
+        return response;
+    }
+    let message = match status.as_u16() {
+        404 => format!("there is no {}", printable(path)),
+        405 => format!("{} does not take this method", printable(path)),
+        413 => "the request body is too large".to_owned(),
+        _ => status.canonical_reason().unwrap_or("refused").to_owned(),
+    };
+    let allow = response.headers().get("allow").cloned();
+    let mut shaped = ApiError::new(status, message).render(dialect);
+    if let Some(allow) = allow {
+        shaped.headers_mut().insert("allow", allow);
+    }
+    shaped
+}
+
+fn admit(app: &App, path: &str, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+    let forbidden = |message: String| Err(ApiError::new(StatusCode::FORBIDDEN, message));
+    let host = headers.get(HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+    if app.settings.loopback
+        && !host.is_empty()
+        && !is_local(host)
+        && !app.settings.allowed_hosts.iter().any(|h| same_host(h, host))
+    {
+        return forbidden(format!(
+            "this server answers to localhost only, not to the name {} (--allowed-host)",
+            printable(host)
+        ));
+    }
+    if let Some(origin) = headers.get(ORIGIN) {
+        let own =
+            origin.to_str().ok().and_then(|o| o.split_once("://")).is_some_and(|(_, o)| o.eq_ignore_ascii_case(host));
+        if !own && !cors_allows(app, origin) {
+            return forbidden("requests from this web origin are not allowed (--cors-origin)".into());
+        }
+    }
+    let open = OPEN_PATHS.contains(&path) || path.starts_with("/page/") || method == Method::OPTIONS;
+    if !open && !key_matches(&app.settings.api_keys, headers) {
+        return Err(ApiError::new(
+            StatusCode::UNAUTHORIZED,
+            "a valid API key is needed (Authorization: Bearer KEY, or x-api-key)",
+        )
+        .with_code("invalid_api_key"));
+    }
+    Ok(())
+}
+
+fn host_name(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    }
+}
+
+fn same_host(allowed: &str, host: &str) -> bool {
+    allowed.eq_ignore_ascii_case(host) || allowed.eq_ignore_ascii_case(host_name(host))
+}
+
+fn is_local(host: &str) -> bool {
+    let name = host_name(host);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok_and(|a| a.is_loopback())
+}
+
+fn cors_allows(app: &App, origin: &HeaderValue) -> bool {
+    app.settings
+        .cors_origins
+        .iter()
+        .any(|o| o == "*" || o.trim_end_matches('/').as_bytes().eq_ignore_ascii_case(origin.as_bytes()))
+}
+
+fn preflight() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert("access-control-allow-methods", HeaderValue::from_static("GET, POST, OPTIONS"));
+    headers.insert("access-control-allow-headers", HeaderValue::from_static(
+        "authorization, content-type, x-api-key, anthropic-version, anthropic-beta, openai-beta, x-stainless-os, x-stainless-lang, x-stainless-arch, x-stainless-runtime, x-stainless-runtime-version, x-stainless-package-version, x-stainless-retry-count, x-stainless-timeout, anthropic-dangerous-direct-browser-access",
+    ));
+    headers.insert("access-control-max-age", HeaderValue::from_static("600"));
+    response
+}
+
+/// Whether the request carries one of the keys. Hashes are compared, all of them, so that time tells neither the
+/// length nor the beginning of a key.
+fn key_matches(keys: &[String], headers: &HeaderMap) -> bool {
+    if keys.is_empty() {
+        return true;
+    }
+    let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|v| {
+        let (scheme, key) = v.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+    });
+    let Some(sent) = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes)) else { return false };
+    let sent = Sha256::digest(sent);
+    keys.iter()
+        .fold(0u8, |found, key| found | Sha256::digest(key.as_bytes()).as_slice().ct_eq(sent.as_slice()).unwrap_u8())
+        == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::app::Settings;
+    use super::*;
+
+    fn admitted(settings: Settings, path: &str, headers: &[(&'static str, &str)]) -> Result<(), u16> {
+        let map = headers.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
+        admit(&App::new(settings), path, &Method::POST, &map).map_err(|e| e.status.as_u16())
+    }
+
+    #[test]
+    fn a_loopback_server_answers_to_local_names_only() {
+        let local = Settings::default;
+        for host in ["localhost:8080", "127.0.0.1:1", "[::1]:80", "LOCALHOST"] {
+            assert_eq!(admitted(local(), "/v1/models", &[("host", host)]), Ok(()), "{host}");
+        }
+        for host in ["evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1"] {
+            assert_eq!(admitted(local(), "/v1/models", &[("host", host)]), Err(403), "{host}");
+        }
+        let named = Settings { allowed_hosts: vec!["box.lan".into()], ..Settings::default() };
+        assert_eq!(admitted(named, "/v1/models", &[("host", "box.lan:8080")]), Ok(()));
+        let open = Settings { loopback: false, ..Settings::default() };
+        assert_eq!(admitted(open, "/v1/models", &[("host", "anything")]), Ok(()));
+    }
+
+    #[test]
+    fn foreign_web_origins_are_refused_unless_named() {
+        let own = [("host", "localhost:80"), ("origin", "http://localhost:80")];
+        assert_eq!(admitted(Settings::default(), "/", &own), Ok(()));
+        let foreign = [("host", "localhost:80"), ("origin", "https://evil.example")];
+        assert_eq!(admitted(Settings::default(), "/", &foreign), Err(403));
+        let sandboxed = [("host", "localhost:80"), ("origin", "null")];
+        assert_eq!(admitted(Settings::default(), "/", &sandboxed), Err(403));
+        let named = Settings { cors_origins: vec!["https://evil.example".into()], ..Settings::default() };
+        assert_eq!(admitted(named, "/", &foreign), Ok(()));
+    }
+
+    #[test]
+    fn any_of_the_keys_opens_and_nothing_else_does() {
+        let keyed = || Settings { api_keys: vec!["one".into(), "two".into()], ..Settings::default() };
+        let with = |k: &'static str, v: &str| admitted(keyed(), "/v1/models", &[(k, v)]);
+        assert_eq!(with("authorization", "Bearer two"), Ok(()));
+        assert_eq!(with("authorization", "bearer one"), Ok(()));
+        assert_eq!(with("x-api-key", "one"), Ok(()));
+        for bad in ["Bearer on", "Bearer one ", "Bearer ", "Basic one", "one", ""] {
+            assert_eq!(with("authorization", bad), Err(401), "{bad}");
+        }
+        assert_eq!(admitted(keyed(), "/health", &[]), Ok(()));
+        assert_eq!(admitted(keyed(), "/metrics", &[]), Err(401));
+    }
+}

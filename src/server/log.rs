@@ -1,0 +1,67 @@
+//! One line on stderr per request.
+
+use super::answer::Finish;
+use std::time::Instant;
+
+/// Collects what a generating request's line says; written when dropped, also when the client went away.
+pub struct RequestLog {
+    route: &'static str,
+    start: Instant,
+    quiet: bool,
+    open: usize,
+    finishes: Vec<Finish>,
+    failure: Option<String>,
+}
+
+impl RequestLog {
+    /// A line for a request to `route` with so many choices.
+    pub fn new(route: &'static str, choices: usize, quiet: bool) -> RequestLog {
+        RequestLog { route, start: Instant::now(), quiet, open: choices, finishes: Vec::new(), failure: None }
+    }
+
+    /// A choice is complete.
+    pub fn finished(&mut self, finish: &Finish) {
+        self.open = self.open.saturating_sub(1);
+        self.finishes.push(finish.clone());
+    }
+
+    /// A choice failed.
+    pub fn failed(&mut self, message: &str) {
+        self.open = self.open.saturating_sub(1);
+        self.failure = Some(message.to_owned());
+    }
+
+    fn line(&self) -> String {
+        let sum = |f: fn(&Finish) -> usize| self.finishes.iter().map(f).sum::<usize>();
+        let (prompt, reused) = (sum(|f| f.stats.prompt_rows), sum(|f| f.stats.reused_rows));
+        let (tokens, drafted, accepted) =
+            (sum(|f| f.stats.generated), sum(|f| f.stats.drafted), sum(|f| f.stats.accepted));
+        let decode_s: f64 = self.finishes.iter().map(|f| f.stats.decode_s).fold(0.0, f64::max);
+        let end = match (&self.failure, self.finishes.last()) {
+            (Some(message), _) => format!("failed: {message}"),
+            (None, _) if self.open > 0 => "client gone".to_owned(),
+            (None, Some(finish)) => format!("{:?}", finish.reason),
+            (None, None) => "done".to_owned(),
+        };
+        let mut line = format!(
+            "{} {:.2} s: prompt {prompt} ({reused} held), answer {tokens}",
+            self.route,
+            self.start.elapsed().as_secs_f64()
+        );
+        if decode_s > 0.0 && tokens > 1 {
+            line += &format!(" at {:.1} tok/s", (tokens - 1) as f64 / decode_s);
+        }
+        if drafted > 0 {
+            line += &format!(", drafts {accepted}/{drafted}");
+        }
+        format!("{line}, {end}")
+    }
+}
+
+impl Drop for RequestLog {
+    fn drop(&mut self) {
+        if !self.quiet {
+            eprintln!("{}", self.line());
+        }
+    }
+}
