@@ -8,8 +8,6 @@ use crate::cpu::matmul::job::{Job, WeightRows};
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// From so many activation rows on, unpacking a tile pays.
-const TILE_ROWS: usize = 5;
 /// Bytes of unpacked tiles that are used together: they stay in the second-level cache while all rows pass.
 const TILES_IN_CACHE: usize = 512 << 10;
 
@@ -29,7 +27,7 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOC
 ) {
     // SAFETY: the caller's promise, here and below.
     let mut ahead = unsafe { Prefetch::new(job.bytes(outputs.clone())) };
-    if job.from.len() >= TILE_ROWS {
+    if job.from.len() >= T::TILE_ROWS {
         return SCRATCH.with_borrow_mut(|(tiles, panel)| unsafe {
             tiled::<T, BLOCK>(job, outputs, x, &mut ahead, tiles, panel);
         });
@@ -82,38 +80,114 @@ unsafe fn tiled<'a, T: Tile, const BLOCK: usize>(
     let tiles_per_pass = (TILES_IN_CACHE / tile_bytes.max(1)).max(1);
     grow(tiles, tiles_per_pass * tile_bytes);
     grow(panel, tile::panel_bytes::<T>(steps));
-    let unpacked = tiles.as_mut_ptr().cast::<T::Weights>();
-    let panel = panel.as_mut_ptr().cast::<u8>();
+    let scratch = Scratch { tiles: tiles.as_mut_ptr().cast(), panel: panel.as_mut_ptr().cast(), steps };
+    let n = job.from.len();
+    if n <= tile::MAX_ROWS {
+        // SAFETY: as above.
+        unsafe {
+            match n {
+                0..=4 => one_panel::<T, BLOCK, 4>(job, outputs, &x, ahead, scratch),
+                5..=6 => one_panel::<T, BLOCK, 6>(job, outputs, &x, ahead, scratch),
+                7..=8 => one_panel::<T, BLOCK, 8>(job, outputs, &x, ahead, scratch),
+                9..=10 => one_panel::<T, BLOCK, 10>(job, outputs, &x, ahead, scratch),
+                _ => one_panel::<T, BLOCK, 12>(job, outputs, &x, ahead, scratch),
+            }
+        }
+        return;
+    }
+    // Panels of equal size, so that none is nearly empty.
+    let size = n.div_ceil(n.div_ceil(tile::MAX_ROWS));
+    let x = &x;
     for first in outputs.clone().step_by(tiles_per_pass * tile::OUTPUTS) {
         let pass = first..outputs.end.min(first + tiles_per_pass * tile::OUTPUTS);
         for (i, output) in pass.clone().step_by(tile::OUTPUTS).enumerate() {
-            let w: WeightRows<'_, T> = job.weight_rows(output, tile::OUTPUTS, pass.end);
-            let rows: [*const u8; tile::OUTPUTS] = std::array::from_fn(|o| w.row(o));
-            for step in 0..steps {
-                // SAFETY: `step` is below the blocks of each row and the steps of the tile.
-                unsafe {
-                    ahead.advance(tile::OUTPUTS * size_of::<T>());
-                    let blocks = rows.map(|row| row.add(step * size_of::<T>()));
-                    T::unpack(&blocks, unpacked.add(i * steps + step));
-                }
-            }
+            // SAFETY: there is room for the tiles of a pass.
+            unsafe { unpack::<T>(job, output, pass.end, i, ahead, 1, scratch) };
         }
-        let n = job.from.len();
-        // Panels of equal size, so that none is nearly empty.
-        let size = n.div_ceil(n.div_ceil(tile::MAX_ROWS));
         for row in (0..n).step_by(size) {
             let rows = row..n.min(row + size);
+            let tiles = pass.clone();
             // SAFETY: the tiles were unpacked above; the panel has room for any number of rows.
             unsafe {
                 match rows.len() {
-                    0..=2 => panel_rows::<T, BLOCK, 2>(job, pass.clone(), rows, &x, unpacked, panel, steps),
-                    3..=4 => panel_rows::<T, BLOCK, 4>(job, pass.clone(), rows, &x, unpacked, panel, steps),
-                    5..=6 => panel_rows::<T, BLOCK, 6>(job, pass.clone(), rows, &x, unpacked, panel, steps),
-                    7..=8 => panel_rows::<T, BLOCK, 8>(job, pass.clone(), rows, &x, unpacked, panel, steps),
-                    9..=10 => panel_rows::<T, BLOCK, 10>(job, pass.clone(), rows, &x, unpacked, panel, steps),
-                    _ => panel_rows::<T, BLOCK, 12>(job, pass.clone(), rows, &x, unpacked, panel, steps),
+                    0..=6 => next_panel::<T, BLOCK, 6>(job, tiles, rows, x, scratch),
+                    7..=8 => next_panel::<T, BLOCK, 8>(job, tiles, rows, x, scratch),
+                    9..=10 => next_panel::<T, BLOCK, 10>(job, tiles, rows, x, scratch),
+                    _ => next_panel::<T, BLOCK, 12>(job, tiles, rows, x, scratch),
                 }
             }
+        }
+    }
+}
+
+/// Buffers of this thread: unpacked tiles of `steps` steps each, and room for a panel of any number of rows.
+struct Scratch<W> {
+    tiles: *mut W,
+    panel: *mut u8,
+    steps: usize,
+}
+
+impl<W> Clone for Scratch<W> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<W> Copy for Scratch<W> {}
+
+/// Unpacks the weights of outputs `output..`, not past `end`, into tile `i`; moves `ahead` on by `1 / share` of their size.
+///
+/// # Safety
+/// As [`quantized`]; there is room for tile `i`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn unpack<T: Tile>(
+    job: &Job<'_>,
+    output: usize,
+    end: usize,
+    i: usize,
+    ahead: &mut Prefetch,
+    share: usize,
+    scratch: Scratch<T::Weights>,
+) {
+    let w: WeightRows<'_, T> = job.weight_rows(output, tile::OUTPUTS, end);
+    let rows: [*const u8; tile::OUTPUTS] = std::array::from_fn(|o| w.row(o));
+    for step in 0..scratch.steps {
+        ahead.advance(tile::OUTPUTS * size_of::<T>() / share);
+        // SAFETY: `step` is below the blocks of each row and the steps of the tile.
+        unsafe {
+            let blocks = rows.map(|row| row.add(step * size_of::<T>()));
+            T::unpack(&blocks, scratch.tiles.add(i * scratch.steps + step));
+        }
+    }
+}
+
+/// At most `N` rows in all: they stay in the panel while one tile after the other is unpacked and multiplied, and the
+/// prefetches go on during the multiplication. The last row stands in for missing ones.
+///
+/// # Safety
+/// As [`quantized`]; `scratch` has room for a tile and a panel of the job's steps.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn one_panel<'a, T: Tile, const BLOCK: usize, const N: usize>(
+    job: &Job<'_>,
+    outputs: Range<usize>,
+    x: impl Fn(usize) -> QuantizedRow<'a>,
+    ahead: &mut Prefetch,
+    scratch: Scratch<T::Weights>,
+) {
+    let n = job.from.len();
+    let panel_x = std::array::from_fn(|r| x(r.min(n - 1)));
+    // SAFETY: the caller's promise.
+    unsafe { tile::fill_panel::<T, BLOCK, N>(&panel_x, scratch.steps, scratch.panel) };
+    for output in outputs.clone().step_by(tile::OUTPUTS) {
+        let mut out = [[0.0; tile::OUTPUTS]; tile::MAX_ROWS];
+        // SAFETY: the caller's promise.
+        unsafe {
+            unpack::<T>(job, output, outputs.end, 0, ahead, 2, scratch);
+            T::multiply::<N>(scratch.tiles, scratch.panel, scratch.steps, ahead, &mut out);
+        }
+        let count = tile::OUTPUTS.min(outputs.end - output);
+        for row in 0..n {
+            job.store(row, output, &out[row][..count]);
         }
     }
 }
@@ -121,23 +195,25 @@ unsafe fn tiled<'a, T: Tile, const BLOCK: usize>(
 /// All unpacked tiles (outputs `pass`) times `rows`, at most `N` of them; the last row stands in for missing ones.
 ///
 /// # Safety
-/// As [`quantized`]; `tiles` holds the tiles of `pass`, `panel` has room for any panel.
-unsafe fn panel_rows<'a, T: Tile, const BLOCK: usize, const N: usize>(
+/// As [`quantized`]; `scratch` holds the tiles of `pass`, and room for a panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn next_panel<'a, T: Tile, const BLOCK: usize, const N: usize>(
     job: &Job<'_>,
     pass: Range<usize>,
     rows: Range<usize>,
     x: impl Fn(usize) -> QuantizedRow<'a>,
-    tiles: *const T::Weights,
-    panel: *mut u8,
-    steps: usize,
+    scratch: Scratch<T::Weights>,
 ) {
     let panel_x = std::array::from_fn(|r| x((rows.start + r).min(rows.end - 1)));
     // SAFETY: the caller's promise.
-    unsafe { tile::fill_panel::<T, BLOCK, N>(&panel_x, steps, panel) };
+    unsafe { tile::fill_panel::<T, BLOCK, N>(&panel_x, scratch.steps, scratch.panel) };
     for (i, output) in pass.clone().step_by(tile::OUTPUTS).enumerate() {
         let mut out = [[0.0; tile::OUTPUTS]; tile::MAX_ROWS];
         // SAFETY: the caller's promise.
-        unsafe { T::multiply::<N>(tiles.add(i * steps), panel, steps, &mut out) };
+        unsafe {
+            let tile = scratch.tiles.add(i * scratch.steps);
+            T::multiply::<N>(tile, scratch.panel, scratch.steps, &mut Prefetch::none(), &mut out);
+        }
         let count = tile::OUTPUTS.min(pass.end - output);
         for (r, row) in rows.clone().enumerate() {
             job.store(row, output, &out[r][..count]);

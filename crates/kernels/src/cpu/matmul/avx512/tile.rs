@@ -5,7 +5,7 @@
 //! activations. The activation rows are copied into panels of up to [`MAX_ROWS`] rows, step by step in the order the
 //! kernel reads them. All accumulators stay in registers for a whole superblock.
 
-use super::load_table;
+use super::{Prefetch, load_table};
 use crate::cpu::matmul::activations::{QuantizedRow, SuperblockSums};
 use crate::cpu::matmul::scalar::QuantizedDot;
 use crate::format::blocks::{BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
@@ -37,7 +37,7 @@ pub(in crate::cpu::matmul) trait Tile: QuantizedDot {
     /// The row has that many steps.
     unsafe fn sums(x: &QuantizedRow<'_>, step: usize) -> Self::Sums;
 
-    /// `out[r][o]` = weight row `o` times activation row `r`.
+    /// `out[r][o]` = weight row `o` times activation row `r`. `ahead` is moved on by half the tile's size in the file.
     ///
     /// # Safety
     /// The CPU has the features of [`crate::cpu::Simd::Avx512`]; `weights` is `steps` steps, `panel` was made by
@@ -46,6 +46,7 @@ pub(in crate::cpu::matmul) trait Tile: QuantizedDot {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
+        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     );
 }
@@ -162,6 +163,7 @@ impl Tile for BlockQ8_0 {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
+        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         let panel = panel.cast::<PanelStep<i32, 32, N>>();
@@ -169,6 +171,7 @@ impl Tile for BlockQ8_0 {
         for step in 0..steps {
             // SAFETY: `step` is below the steps of both (the caller's promise).
             let (w, x) = unsafe { (&*weights.add(step), &*panel.add(step)) };
+            ahead.advance(OUTPUTS * size_of::<Self>() / 2);
             // Starting from -128 times the sum of the activations takes the weights' 128 back.
             let mut dots: [__m512i; N] = std::array::from_fn(|r| _mm512_set1_epi32(x.sums[r]));
             for k in 0..8 {
@@ -247,10 +250,11 @@ const MIN_BYTES: [[u8; 64]; 2] = {
 /// As [`Tile::multiply`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply_with_minima<const N: usize>(
+unsafe fn multiply_with_minima<B: Tile, const N: usize>(
     weights: *const WeightsWithMinima,
     panel: *const u8,
     steps: usize,
+    ahead: &mut Prefetch,
     out: &mut [[f32; OUTPUTS]; MAX_ROWS],
 ) {
     let panel = panel.cast::<PanelStep<[i32; 4], 256, N>>();
@@ -260,6 +264,7 @@ unsafe fn multiply_with_minima<const N: usize>(
     for step in 0..steps {
         // SAFETY: `step` is below the steps of both (the caller's promise).
         let (w, x) = unsafe { (&*weights.add(step), &*panel.add(step)) };
+        ahead.advance(OUTPUTS * size_of::<B>() / 2);
         let mut scaled = [_mm512_setzero_si512(); N];
         for s in 0..8 {
             let mut dots = [_mm512_setzero_si512(); N];
@@ -330,10 +335,11 @@ impl Tile for BlockQ4K {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
+        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { multiply_with_minima::<N>(weights, panel, steps, out) }
+        unsafe { multiply_with_minima::<Self, N>(weights, panel, steps, ahead, out) }
     }
 }
 
@@ -377,10 +383,11 @@ impl Tile for BlockQ5K {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
+        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { multiply_with_minima::<N>(weights, panel, steps, out) }
+        unsafe { multiply_with_minima::<Self, N>(weights, panel, steps, ahead, out) }
     }
 }
 
@@ -454,6 +461,7 @@ impl Tile for BlockQ6K {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
+        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         let panel = panel.cast::<PanelStep<[i32; 16], 256, N>>();
@@ -463,6 +471,7 @@ impl Tile for BlockQ6K {
         for step in 0..steps {
             // SAFETY: `step` is below the steps of both (the caller's promise).
             let (w, x) = unsafe { (&*weights.add(step), &*panel.add(step)) };
+            ahead.advance(OUTPUTS * size_of::<Self>() / 2);
             let mut scaled = [_mm512_setzero_si512(); N];
             for s in 0..16 {
                 // Starting from -32 times the sum of the activations takes the weights' 32 back.
