@@ -1,9 +1,9 @@
 //! One task of a matmul: some output columns of one matrix, for all activation rows, at one SIMD level.
 
 use super::activations::{Activations, Families, QuantizedRow};
-#[cfg(target_arch = "x86_64")]
-use super::avx512;
 use super::scalar::{Bf16Weight, F16Weight, F32Weight, FloatDot, QuantizedDot};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::Matrix;
 use crate::cpu::{SharedSlice, Simd};
 use crate::format::TensorType;
@@ -98,6 +98,9 @@ impl Job<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this level is only chosen when the CPU has it; `check` compared the columns.
             Simd::Avx512 => unsafe { avx512::job::quantized::<T, BLOCK>(self, outputs, x) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Simd::Avx2 => unsafe { avx2::job::quantized::<T>(self, outputs, x) },
             _ => {
                 for output in outputs {
                     for row in 0..self.from.len() {
@@ -113,6 +116,9 @@ impl Job<'_> {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this level is only chosen when the CPU has it; `check` compared the columns.
             Simd::Avx512 => unsafe { avx512::job::floats::<T>(self, outputs) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Simd::Avx2 => unsafe { avx2::job::floats::<T>(self, outputs) },
             _ => {
                 for output in outputs {
                     for row in 0..self.from.len() {
@@ -158,9 +164,9 @@ impl Job<'_> {
 
 /// A block format with kernels at every level of this architecture.
 #[cfg(target_arch = "x86_64")]
-pub(super) trait Quantized: QuantizedDot + avx512::few_rows::FewRows + avx512::tile::Tile {}
+pub(super) trait Quantized: avx2::few_rows::FewRows + avx512::few_rows::FewRows + avx512::tile::Tile {}
 #[cfg(target_arch = "x86_64")]
-impl<T: QuantizedDot + avx512::few_rows::FewRows + avx512::tile::Tile> Quantized for T {}
+impl<T: avx2::few_rows::FewRows + avx512::few_rows::FewRows + avx512::tile::Tile> Quantized for T {}
 /// A block format.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) trait Quantized: QuantizedDot {}
@@ -169,9 +175,9 @@ impl<T: QuantizedDot> Quantized for T {}
 
 /// A number format with kernels at every level of this architecture.
 #[cfg(target_arch = "x86_64")]
-pub(super) trait Floats: FloatDot + avx512::floats::Floats {}
+pub(super) trait Floats: avx2::floats::Floats + avx512::floats::Floats {}
 #[cfg(target_arch = "x86_64")]
-impl<T: FloatDot + avx512::floats::Floats> Floats for T {}
+impl<T: avx2::floats::Floats + avx512::floats::Floats> Floats for T {}
 /// A number format.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) trait Floats: FloatDot {}

@@ -8,8 +8,12 @@
 
 mod activations;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod job;
+#[cfg(target_arch = "x86_64")]
+mod prefetch;
 mod scalar;
 
 pub use activations::Activations;

@@ -4,9 +4,10 @@
 //! activation row while it is in registers; the integer sums of the weight rows are then transposed into the lanes of one
 //! register. What the rows share (unpacking, scales, minima) is most of the work, so a second row costs little.
 
-use super::{Prefetch, load_table, sum_lanes_of_4, sum_lanes_of_8};
+use super::{load_table, sum_lanes_of_4, sum_lanes_of_8};
 use crate::cpu::matmul::activations::{QuantizedRow, SuperblockSums};
 use crate::cpu::matmul::job::WeightRows;
+use crate::cpu::matmul::prefetch::Prefetch;
 use crate::cpu::matmul::scalar::QuantizedDot;
 use crate::format::blocks::{BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use std::arch::x86_64::*;

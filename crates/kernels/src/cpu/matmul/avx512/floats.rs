@@ -1,7 +1,7 @@
 //! F32, F16 and BF16 weights: four weight rows by up to six activation rows in registers, sixteen columns at a time.
 
-use super::Prefetch;
 use crate::cpu::matmul::job::WeightRows;
+use crate::cpu::matmul::prefetch::Prefetch;
 use crate::cpu::matmul::scalar::{Bf16Weight, F16Weight, F32Weight, FloatDot};
 use std::arch::x86_64::*;
 

@@ -1,10 +1,11 @@
 //! Which AVX-512 kernel does which rows of a task.
 
 use super::few_rows::{FewRows, MAX_OUTPUTS};
+use super::floats;
 use super::tile::{self, Tile};
-use super::{Prefetch, floats};
 use crate::cpu::matmul::activations::{Line, QuantizedRow};
 use crate::cpu::matmul::job::{Job, WeightRows};
+use crate::cpu::matmul::prefetch::Prefetch;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -25,16 +26,16 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOC
     outputs: Range<usize>,
     x: impl Fn(usize) -> QuantizedRow<'a>,
 ) {
-    // SAFETY: the caller's promise, here and below.
-    let mut ahead = unsafe { Prefetch::new(job.bytes(outputs.clone())) };
+    let mut ahead = Prefetch::new(job.bytes(outputs.clone()));
     if job.from.len() >= T::TILE_ROWS {
+        // SAFETY: the caller's promise.
         return SCRATCH.with_borrow_mut(|(tiles, panel)| unsafe {
             tiled::<T, BLOCK>(job, outputs, x, &mut ahead, tiles, panel);
         });
     }
     for output in outputs.clone().step_by(T::OUTPUTS) {
         let w = job.weight_rows(output, T::OUTPUTS, outputs.end);
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         unsafe {
             match job.from.len() {
                 0 => {}
@@ -233,8 +234,7 @@ fn grow(lines: &mut Vec<Line>, bytes: usize) {
 /// # Safety
 /// As [`quantized`].
 pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, outputs: Range<usize>) {
-    // SAFETY: the caller's promise, here and below.
-    let mut ahead = unsafe { Prefetch::new(job.bytes(outputs.clone())) };
+    let mut ahead = Prefetch::new(job.bytes(outputs.clone()));
     for output in outputs.clone().step_by(floats::OUTPUTS) {
         let w = job.weight_rows(output, floats::OUTPUTS, outputs.end);
         let mut row = 0;
@@ -242,7 +242,7 @@ pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, ou
             // Only the first pass over the weights reads memory.
             let none = &mut Prefetch::none();
             let ahead = if row == 0 { &mut ahead } else { none };
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             row += unsafe {
                 match job.from.len() - row {
                     1 => float_rows::<T, 1>(job, &w, output, row, ahead),

@@ -5,8 +5,9 @@
 //! activations. The activation rows are copied into panels of up to [`MAX_ROWS`] rows, step by step in the order the
 //! kernel reads them. All accumulators stay in registers for a whole superblock.
 
-use super::{Prefetch, load_table};
+use super::load_table;
 use crate::cpu::matmul::activations::{QuantizedRow, SuperblockSums};
+use crate::cpu::matmul::prefetch::Prefetch;
 use crate::cpu::matmul::scalar::QuantizedDot;
 use crate::format::blocks::{BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use std::arch::x86_64::*;
