@@ -1,18 +1,28 @@
 //! The engine: slots that hold conversations, the scheduler that fills windows from them, drafts, sampling and the
 //! conversation cache. One thread runs it; callers talk to it through an [`EngineHandle`].
 
+mod cache;
+mod core;
+mod decoding;
+mod draft;
+mod drafting;
 mod handle;
+mod held;
+mod job;
 mod options;
-mod pending;
+mod reading;
 mod request;
+mod sampler;
+mod slot;
+mod start;
+mod stop_strings;
 mod stream;
+mod target;
 
 pub use handle::{CacheStatus, DraftStatus, EngineHandle, EngineStatus, EngineTotals, SlotStatus};
-pub use options::{
-    CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit,
-};
+pub use options::{CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit};
 pub use request::{
-    CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError,
-    TokenLogprobs,
+    CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError, TokenLogprobs,
 };
+pub use start::Engine;
 pub use stream::{RecvEvent, RequestStream};

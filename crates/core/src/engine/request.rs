@@ -102,10 +102,8 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Report log-probabilities: of the chosen token and of this many most likely ones.
     pub logprobs: Option<u8>,
-    /// Constrains the answer.
+    /// Constrains the answer from its first token on.
     pub grammar: Option<Grammar>,
-    /// Where the grammar starts to apply, for answers that begin with free reasoning.
-    pub grammar_after_reasoning: bool,
     /// The answer starts inside a reasoning block (the template opened it).
     pub starts_in_reasoning: bool,
     /// Most tokens of reasoning, after which the block is closed by force.

@@ -1,0 +1,216 @@
+//! Saved states on disk. A file is the model's id, the head, the body and a SHA-256 over all of it. It is written under a
+//! temporary name and renamed, and read back only if every byte is as it was written.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+
+use sha2::{Digest, Sha256};
+
+use super::bytes::Cursor;
+use super::saved::Head;
+
+const MAGIC: &[u8; 8] = b"STRATAK1";
+const EXTENSION: &str = "strata-state";
+const DIGEST: usize = 32;
+/// Magic, model id, length of the head.
+const PREFIX: usize = 8 + 32 + 8;
+
+/// One file.
+pub(crate) struct DiskEntry {
+    pub(crate) head: Head,
+    path: PathBuf,
+    pub(crate) bytes: u64,
+    /// For eviction, in the order of use.
+    used: u64,
+    /// The thread that still writes it.
+    writer: Option<JoinHandle<io::Result<()>>>,
+}
+
+/// The states in one folder.
+pub(crate) struct DiskCache {
+    folder: PathBuf,
+    model_id: [u8; 32],
+    limit: u64,
+    entries: Vec<DiskEntry>,
+    uses: u64,
+    /// Files that were damaged or of another model.
+    pub(crate) refused: u64,
+}
+
+impl DiskCache {
+    /// Lists the folder's states; makes the folder if need be.
+    pub(crate) fn open(folder: &Path, model_id: [u8; 32], limit: u64) -> io::Result<DiskCache> {
+        fs::create_dir_all(folder)?;
+        let mut cache = DiskCache { folder: folder.to_path_buf(), model_id, limit, entries: Vec::new(), uses: 0, refused: 0 };
+        let mut found: Vec<(SystemTime, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == EXTENSION) {
+                let modified = fs::metadata(&path).and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+                found.push((modified, path));
+            }
+        }
+        found.sort();
+        for (_, path) in found {
+            match read_head(&path, &model_id) {
+                Some((head, bytes)) => {
+                    cache.uses += 1;
+                    cache.entries.push(DiskEntry { head, path, bytes, used: cache.uses, writer: None });
+                }
+                None => cache.refused += 1,
+            }
+        }
+        cache.make_room(0);
+        Ok(cache)
+    }
+
+    pub(crate) fn entries(&self) -> &[DiskEntry] {
+        &self.entries
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.bytes).sum()
+    }
+
+    /// Writes a state in the background. Errors of the disk are no errors of the engine: the state is just not kept.
+    pub(crate) fn add(&mut self, head: Head, body: Vec<u8>) {
+        let mut start = MAGIC.to_vec();
+        start.extend_from_slice(&self.model_id);
+        let mut head_bytes = Vec::new();
+        head.write(&mut head_bytes);
+        start.extend_from_slice(&(head_bytes.len() as u64).to_le_bytes());
+        start.append(&mut head_bytes);
+        let bytes = (start.len() + body.len() + DIGEST) as u64;
+        if bytes > self.limit {
+            return;
+        }
+        for index in (0..self.entries.len()).rev() {
+            if head.covers(&self.entries[index].head) {
+                self.remove(index);
+            }
+        }
+        self.make_room(bytes);
+        let name = Sha256::digest(&start).iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
+        let path = self.folder.join(format!("{name}.{EXTENSION}"));
+        let target = path.clone();
+        let writer = std::thread::Builder::new().name("strata-cache".into()).spawn(move || write_file(&target, &start, &body));
+        if let Ok(writer) = writer {
+            self.uses += 1;
+            self.entries.push(DiskEntry { head, path, bytes, used: self.uses, writer: Some(writer) });
+        }
+    }
+
+    /// Reads a state's body, if every byte is as it was written; else forgets it.
+    pub(crate) fn load(&mut self, index: usize) -> Option<(Head, Vec<u8>)> {
+        self.uses += 1;
+        let uses = self.uses;
+        let model_id = self.model_id;
+        let entry = self.entries.get_mut(index)?;
+        entry.used = uses;
+        let written = entry.writer.take().is_none_or(|writer| matches!(writer.join(), Ok(Ok(()))));
+        let body = if written { read_verified(&entry.path, &model_id) } else { None };
+        match body {
+            Some(body) => {
+                // The order of use outlives the process as the order of modification times.
+                let touched = File::options().append(true).open(&entry.path);
+                let _ = touched.and_then(|file| file.set_modified(SystemTime::now()));
+                Some((entry.head.clone(), body))
+            }
+            None => {
+                self.refuse(index);
+                None
+            }
+        }
+    }
+
+    /// Forgets a damaged state.
+    pub(crate) fn refuse(&mut self, index: usize) {
+        self.refused += 1;
+        self.remove(index);
+    }
+
+    /// Waits until everything is written.
+    pub(crate) fn finish(&mut self) {
+        for entry in &mut self.entries {
+            if let Some(writer) = entry.writer.take() {
+                let _ = writer.join();
+            }
+        }
+    }
+
+    fn make_room(&mut self, bytes: u64) {
+        while self.bytes() + bytes > self.limit {
+            let Some(oldest) = (0..self.entries.len()).min_by_key(|&index| self.entries[index].used) else { return };
+            self.remove(oldest);
+        }
+    }
+
+    fn remove(&mut self, index: usize) {
+        let entry = self.entries.remove(index);
+        if let Some(writer) = entry.writer {
+            let _ = writer.join();
+        }
+        let _ = fs::remove_file(&entry.path);
+    }
+}
+
+impl Drop for DiskCache {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+fn write_file(path: &Path, start: &[u8], body: &[u8]) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    let result = (|| {
+        let mut file = File::create(&partial)?;
+        file.write_all(start)?;
+        file.write_all(body)?;
+        let digest = Sha256::new().chain_update(start).chain_update(body).finalize();
+        file.write_all(&digest)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    })();
+    if result.is_err() {
+        let _ = fs::remove_file(&partial);
+    }
+    result
+}
+
+/// The head of a file of this model, and the file's size.
+fn read_head(path: &Path, model_id: &[u8; 32]) -> Option<(Head, u64)> {
+    let mut file = File::open(path).ok()?;
+    let size = file.metadata().ok()?.len();
+    let mut prefix = [0; PREFIX];
+    file.read_exact(&mut prefix).ok()?;
+    let length = head_length(&prefix, model_id)?;
+    if length as u64 > size.saturating_sub((PREFIX + DIGEST) as u64) {
+        return None;
+    }
+    let mut head = vec![0; length];
+    file.read_exact(&mut head).ok()?;
+    Some((Head::read(&mut Cursor::new(&head)).ok()?, size))
+}
+
+fn head_length(prefix: &[u8], model_id: &[u8; 32]) -> Option<usize> {
+    let mut from = Cursor::new(prefix);
+    let fits = from.take(8).ok()? == MAGIC && from.take(32).ok()? == model_id;
+    if fits { from.number().ok() } else { None }
+}
+
+fn read_verified(path: &Path, model_id: &[u8; 32]) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let at = bytes.len().checked_sub(DIGEST)?;
+    let intact = Sha256::digest(&bytes[..at]).as_slice() == &bytes[at..];
+    if !intact || at < PREFIX {
+        return None;
+    }
+    let head = head_length(&bytes[..PREFIX], model_id)?;
+    let from = PREFIX.checked_add(head).filter(|&from| from <= at)?;
+    bytes.truncate(at);
+    bytes.drain(..from);
+    Some(bytes)
+}
