@@ -117,8 +117,7 @@ impl<T: Target> Core<T> {
                 }
                 _ => {
                     let waits = self.slots.iter().any(|slot| !slot.is_idle());
-                    self.status_stale = true;
-                    self.publish();
+                    self.publish_now();
                     self.shared.sleep(if waits { PAUSED } else { IDLE });
                 }
             }
@@ -236,15 +235,18 @@ impl<T: Target> Core<T> {
         }
         if let StartSource::Slot(index) = source {
             let slot = &self.slots[index];
-            let empty = self.slots.iter().any(|slot| slot.is_idle() && slot.held.len() == 0);
+            // A conversation that only shares its beginning stays, if another slot is there to be overwritten.
             let keeps_most = rows * 2 >= slot.held.len();
-            if slot.is_idle() && (keeps_most || !empty) {
+            if slot.is_idle() && (keeps_most || self.emptiest() == index) {
                 if !keeps_most {
                     self.keep(index);
                 }
                 self.slots[index].go_back(rows);
-                self.store.status.slot_hits += 1;
-                return (index, rows);
+                if self.slots[index].held.len() == rows {
+                    self.store.status.slot_hits += 1;
+                    return (index, rows);
+                }
+                return (index, 0);
             }
         }
         let index = self.emptiest();
@@ -255,12 +257,11 @@ impl<T: Target> Core<T> {
                 return (index, 0);
             }
             StartSource::Slot(from) => {
-                let copied = match self.slots.get_disjoint_mut([index, from]) {
-                    Ok([to, from]) => to.copy_from(from),
-                    Err(_) => Err("a slot cannot be copied to itself".to_string()),
-                };
-                self.store.status.slot_hits += u64::from(copied.is_ok());
-                copied.is_ok()
+                if let Ok([to, from]) = self.slots.get_disjoint_mut([index, from]) {
+                    to.copy_from(from);
+                }
+                self.store.status.slot_hits += 1;
+                true
             }
             stored => self.store.load(stored, self.target.as_ref(), &mut self.slots[index]),
         };
@@ -341,6 +342,11 @@ impl<T: Target> Core<T> {
         for index in 0..self.slots.len() {
             self.store.save_to_disk(self.target.as_ref(), &self.slots[index]);
         }
+        self.publish_now();
+    }
+
+    /// Publishes a snapshot.
+    pub(crate) fn publish_now(&mut self) {
         self.status_stale = true;
         self.publish();
     }

@@ -18,11 +18,14 @@ mod start;
 mod stop_strings;
 mod stream;
 mod target;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod toy;
 
 pub use handle::{CacheStatus, DraftStatus, EngineHandle, EngineStatus, EngineTotals, SlotStatus};
 pub use options::{CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit};
 pub use request::{
     CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError, TokenLogprobs,
 };
-pub use start::Engine;
 pub use stream::{RecvEvent, RequestStream};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::options::MtpSetting;
-use super::pending::{Grammar, PictureRows};
+use crate::text::grammar::Grammar;
+use crate::vision::PictureRows;
 
 /// One piece of a prompt.
 #[derive(Clone, Debug)]

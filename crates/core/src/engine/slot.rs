@@ -54,18 +54,17 @@ impl<T: Target> Slot<T> {
     }
 
     /// Takes over another slot's state.
-    pub(crate) fn copy_from(&mut self, other: &Slot<T>) -> Result<(), String> {
-        T::copy_from(&mut self.state, &other.state)?;
+    pub(crate) fn copy_from(&mut self, other: &Slot<T>) {
+        T::copy_from(&mut self.state, &other.state);
         self.held = other.held.clone();
         self.checkpoints.set(other.checkpoints.list().to_vec());
         self.feed.clone_from(&other.feed);
         if let Some(ngrams) = &mut self.ngrams {
             ngrams.truncate(0);
         }
-        Ok(())
     }
 
-    /// Cuts the state to its first `rows` rows: one of the slot's points.
+    /// Cuts the state to its first `rows` rows, one of the slot's points. A state that cannot be cut there is reset.
     pub(crate) fn go_back(&mut self, rows: usize) {
         if rows == 0 {
             self.reset();
@@ -78,7 +77,10 @@ impl<T: Target> Slot<T> {
             self.reset();
             return;
         };
-        T::restore(&mut self.state, &kept.state);
+        if T::restore(&mut self.state, &kept.state).is_err() {
+            self.reset();
+            return;
+        }
         if let Some(feed) = &mut self.feed {
             let mtp_rows = feed.go_back(rows, &kept.hidden);
             T::truncate_mtp(&mut self.state, mtp_rows);

@@ -39,14 +39,12 @@ pub(crate) trait Target: Send + Sync + 'static {
     fn reset(state: &mut Self::State);
     fn checkpoint(state: &Self::State) -> Self::Checkpoint;
     /// Goes back to a checkpoint taken of this state, or of the one it was copied from.
-    fn restore(state: &mut Self::State, checkpoint: &Self::Checkpoint);
-    fn copy_from(state: &mut Self::State, other: &Self::State) -> Result<(), String>;
-    /// Hash of everything that influences the future.
+    fn restore(state: &mut Self::State, checkpoint: &Self::Checkpoint) -> Result<(), String>;
+    fn copy_from(state: &mut Self::State, other: &Self::State);
+    /// Hash of everything that influences the trunk's future.
     fn hash(state: &Self::State) -> u64;
     fn save(&self, state: &Self::State, to: &mut dyn Write) -> std::io::Result<()>;
     fn load(&self, state: &mut Self::State, from: &mut dyn Read) -> Result<(), String>;
     fn save_checkpoint(&self, checkpoint: &Self::Checkpoint, to: &mut dyn Write) -> std::io::Result<()>;
     fn load_checkpoint(&self, from: &mut dyn Read) -> Result<Self::Checkpoint, String>;
-    /// Bytes of a checkpoint.
-    fn checkpoint_bytes(&self) -> u64;
 }
