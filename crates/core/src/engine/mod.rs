@@ -28,4 +28,5 @@ pub use options::{CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_
 pub use request::{
     CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError, TokenLogprobs,
 };
+pub use start::Engine;
 pub use stream::{RecvEvent, RequestStream};

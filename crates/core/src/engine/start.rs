@@ -7,7 +7,21 @@ use super::core::Core;
 use super::handle::{EngineHandle, EngineShared};
 use super::options::{EngineError, EngineOptions};
 use super::target::Target;
+use crate::model::Model;
 use crate::text::Tokenizer;
+
+/// The engine of a model.
+pub struct Engine;
+
+impl Engine {
+    /// Starts an engine: makes the slots and starts its thread.
+    ///
+    /// # Errors
+    /// Options out of range, slots the model cannot make, a cache folder that cannot be used.
+    pub fn start(model: Arc<Model>, tokenizer: Arc<Tokenizer>, options: EngineOptions) -> Result<EngineHandle, EngineError> {
+        start_on(model, tokenizer, options)
+    }
+}
 
 /// Starts an engine over any target.
 pub(crate) fn start_on<T: Target>(

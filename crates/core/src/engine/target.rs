@@ -3,7 +3,9 @@
 
 use std::io::{Read, Write};
 
-use crate::model::{MtpRow, StepOutput, Window};
+use strata_kernels::Device;
+
+use crate::model::{Model, ModelError, MtpRow, SlotState, StateCheckpoint, StepOutput, Window};
 
 /// A model as the engine sees it.
 pub(crate) trait Target: Send + Sync + 'static {
@@ -47,4 +49,100 @@ pub(crate) trait Target: Send + Sync + 'static {
     fn load(&self, state: &mut Self::State, from: &mut dyn Read) -> Result<(), String>;
     fn save_checkpoint(&self, checkpoint: &Self::Checkpoint, to: &mut dyn Write) -> std::io::Result<()>;
     fn load_checkpoint(&self, from: &mut dyn Read) -> Result<Self::Checkpoint, String>;
+}
+
+impl<D: Device> Target for Model<D>
+where
+    Model<D>: Send + Sync + 'static,
+    SlotState<D>: Send + 'static,
+    StateCheckpoint<D>: Send + 'static,
+{
+    type State = SlotState<D>;
+    type Checkpoint = StateCheckpoint<D>;
+
+    fn vocab(&self) -> usize {
+        self.config().vocab
+    }
+
+    fn hidden(&self) -> usize {
+        self.config().hidden
+    }
+
+    fn has_mtp(&self) -> bool {
+        Model::has_mtp(self)
+    }
+
+    fn new_state(&self, ctx: usize) -> Result<SlotState<D>, String> {
+        Model::new_state(self, ctx).map_err(said)
+    }
+
+    fn forward(&self, window: &Window, states: &mut [&mut SlotState<D>], out: &mut StepOutput) -> Result<(), String> {
+        Model::forward(self, window, states, out).map_err(said)
+    }
+
+    fn commit(&self, state: &mut SlotState<D>, rows: usize) {
+        Model::commit(self, state, rows);
+    }
+
+    fn mtp_forward(
+        &self,
+        rows: &[MtpRow<'_>],
+        states: &mut [&mut SlotState<D>],
+        out: &mut StepOutput,
+        head_limit: Option<usize>,
+    ) -> Result<(), String> {
+        Model::mtp_forward(self, rows, states, out, head_limit).map_err(said)
+    }
+
+    fn rows(state: &SlotState<D>) -> usize {
+        state.rows()
+    }
+
+    fn mtp_rows(state: &SlotState<D>) -> usize {
+        state.mtp_rows()
+    }
+
+    fn truncate_mtp(state: &mut SlotState<D>, rows: usize) {
+        state.truncate_mtp(rows);
+    }
+
+    fn reset(state: &mut SlotState<D>) {
+        state.reset();
+    }
+
+    fn checkpoint(state: &SlotState<D>) -> StateCheckpoint<D> {
+        state.checkpoint()
+    }
+
+    fn restore(state: &mut SlotState<D>, checkpoint: &StateCheckpoint<D>) -> Result<(), String> {
+        state.restore(checkpoint).map_err(said)
+    }
+
+    fn copy_from(state: &mut SlotState<D>, other: &SlotState<D>) {
+        state.copy_from(other);
+    }
+
+    fn hash(state: &SlotState<D>) -> u64 {
+        state.trunk_hash()
+    }
+
+    fn save(&self, state: &SlotState<D>, mut to: &mut dyn Write) -> std::io::Result<()> {
+        state.save(&mut to).map_err(std::io::Error::other)
+    }
+
+    fn load(&self, state: &mut SlotState<D>, mut from: &mut dyn Read) -> Result<(), String> {
+        state.load(&mut from).map_err(said)
+    }
+
+    fn save_checkpoint(&self, checkpoint: &StateCheckpoint<D>, to: &mut dyn Write) -> std::io::Result<()> {
+        Model::save_checkpoint(self, checkpoint, to).map_err(std::io::Error::other)
+    }
+
+    fn load_checkpoint(&self, from: &mut dyn Read) -> Result<StateCheckpoint<D>, String> {
+        Model::load_checkpoint(self, from).map_err(said)
+    }
+}
+
+fn said(error: ModelError) -> String {
+    error.to_string()
 }

@@ -1,5 +1,6 @@
 //! Everything the model remembers of one slot: KV caches, delta-net states, the MTP head's cache and the last hidden row.
 
+use super::Model;
 use super::config::LayerKind;
 use super::error::ModelError;
 use super::forward::Core;
@@ -194,7 +195,7 @@ impl<D: Device> SlotState<D> {
         self.verifying = 0;
     }
 
-    fn export(&self, sink: strata_kernels::device::Sink<'_>) -> std::io::Result<()> {
+    fn export_trunk(&self, sink: strata_kernels::device::Sink<'_>) -> std::io::Result<()> {
         let device = &self.core.device;
         sink(bytemuck::cast_slice(&self.last_hidden))?;
         for layer in &self.layers {
@@ -203,8 +204,13 @@ impl<D: Device> SlotState<D> {
                 LayerState::DeltaNet(state) => device.delta_export(state, sink)?,
             }
         }
+        Ok(())
+    }
+
+    fn export(&self, sink: strata_kernels::device::Sink<'_>) -> std::io::Result<()> {
+        self.export_trunk(sink)?;
         match &self.mtp {
-            Some(cache) => device.kv_export(cache, self.mtp_rows, sink),
+            Some(cache) => self.core.device.kv_export(cache, self.mtp_rows, sink),
             None => Ok(()),
         }
     }
@@ -219,6 +225,19 @@ impl<D: Device> SlotState<D> {
             Ok(())
         })
         .expect("hashing cannot fail");
+        hash.finish()
+    }
+
+    /// A hash of everything that can influence later rows of the trunk: as [`SlotState::hash`], without the MTP cache, whose
+    /// contents change what is drafted and nothing else.
+    pub fn trunk_hash(&self) -> u64 {
+        let mut hash = StateHash::default();
+        hash.write(&(self.rows as u64).to_le_bytes());
+        let mut sink = |bytes: &[u8]| {
+            hash.write(bytes);
+            Ok(())
+        };
+        self.export_trunk(&mut sink).expect("hashing cannot fail");
         hash.finish()
     }
 
@@ -282,6 +301,42 @@ impl<D: Device> SlotState<D> {
             return wrong("its checksum does not match its contents".to_string());
         }
         Ok(())
+    }
+}
+
+impl<D: Device> Model<D> {
+    /// Writes a checkpoint; [`Model::load_checkpoint`] reads it. Integrity is the caller's matter.
+    pub fn save_checkpoint(&self, checkpoint: &StateCheckpoint<D>, out: &mut dyn Write) -> Result<(), ModelError> {
+        out.write_all(&self.core.fingerprint.to_le_bytes())?;
+        out.write_all(&(checkpoint.saved.rows as u64).to_le_bytes())?;
+        out.write_all(bytemuck::cast_slice(&checkpoint.saved.last_hidden))?;
+        for state in &checkpoint.saved.delta {
+            self.core.device.delta_export(state, &mut |bytes| out.write_all(bytes))?;
+        }
+        Ok(())
+    }
+
+    /// Reads what [`Model::save_checkpoint`] wrote for the same model.
+    pub fn load_checkpoint(&self, source: &mut dyn Read) -> Result<StateCheckpoint<D>, ModelError> {
+        let core = &self.core;
+        let mut number = [0; 8];
+        source.read_exact(&mut number)?;
+        if u64::from_le_bytes(number) != core.fingerprint {
+            return Err(ModelError::SavedState("written for another model or cache type".to_string()));
+        }
+        source.read_exact(&mut number)?;
+        let rows = usize::try_from(u64::from_le_bytes(number))
+            .map_err(|_| ModelError::SavedState("its number of rows is out of range".to_string()))?;
+        let mut last_hidden = vec![0.0; core.config.hidden];
+        source.read_exact(bytemuck::cast_slice_mut(&mut last_hidden))?;
+        let mut delta = Vec::new();
+        for _ in 0..core.config.layers_of(LayerKind::DeltaNet) {
+            let mut state = core.device.delta_state(core.delta_shape());
+            core.device.delta_import(&mut state, source)?;
+            delta.push(state);
+        }
+        let saved = Saved { rows, last_hidden, delta, bytes: self.checkpoint_bytes() };
+        Ok(StateCheckpoint { saved: Arc::new(saved) })
     }
 }
 
