@@ -222,7 +222,8 @@ impl<T: Target> Core<T> {
             for slot in &self.slots {
                 let found = slot.reusable(prompt);
                 // Of equals, one that need not be copied.
-                let better = found > rows || (found == rows && found > 0 && slot.is_idle() && !source.is_idle_slot(&self.slots));
+                let better =
+                    found > rows || (found == rows && found > 0 && slot.is_idle() && !source.is_idle_slot(&self.slots));
                 if better {
                     (rows, source) = (found, StartSource::Slot(slot.index));
                 }
@@ -336,7 +337,8 @@ impl<T: Target> Core<T> {
         }
         let waiting = std::mem::take(&mut self.shared.lock().queue);
         for queued in waiting {
-            let stats = super::request::RequestStats { prompt_rows: queued.request.prompt.rows(), ..Default::default() };
+            let stats =
+                super::request::RequestStats { prompt_rows: queued.request.prompt.rows(), ..Default::default() };
             queued.sender.send(Event::Finished { reason: FinishReason::Stopping, text: String::new(), stats });
         }
         for index in 0..self.slots.len() {

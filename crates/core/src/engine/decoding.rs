@@ -114,7 +114,9 @@ impl<T: Target> Core<T> {
                 slot.held.push(job.token(row));
             }
             if let Some(feed) = &mut slot.feed {
-                self.out.hidden[at * width..(at + kept) * width].chunks_exact(width).for_each(|hidden| feed.push(hidden));
+                self.out.hidden[at * width..(at + kept) * width]
+                    .chunks_exact(width)
+                    .for_each(|hidden| feed.push(hidden));
             }
             job.stats.windows += 1;
             job.suspect = false;
@@ -131,7 +133,13 @@ impl<T: Target> Core<T> {
                 Err(message) => ended.push((share.slot, Err(message))),
             }
         }
-        self.policy.observe_window(shares.len(), at, tokens, draft_time.as_secs_f64(), (verify_time + commit_time).as_secs_f64());
+        self.policy.observe_window(
+            shares.len(),
+            at,
+            tokens,
+            draft_time.as_secs_f64(),
+            (verify_time + commit_time).as_secs_f64(),
+        );
         let part = shares.len() as u32;
         let phases = [draft_time, verify_time, commit_time, sample_time];
         for share in shares.iter() {

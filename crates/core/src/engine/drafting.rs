@@ -36,7 +36,9 @@ impl<T: Target> Core<T> {
         for share in shares.iter_mut() {
             share.row = self.slots[share.slot].held.len();
         }
-        let drafts_at_all = self.options.mtp != MtpSetting::Off || self.options.ngram.is_some() || self.options.custom_drafter.is_some();
+        let drafts_at_all = self.options.mtp != MtpSetting::Off
+            || self.options.ngram.is_some()
+            || self.options.custom_drafter.is_some();
         if !drafts_at_all || (shares.len() > 1 && !self.options.batch_mtp) {
             return Ok(());
         }
@@ -70,7 +72,10 @@ impl<T: Target> Core<T> {
                     }
                     // Past the end of what is known the proposal repeats itself.
                     for index in 0..room.min(options.max_draft) {
-                        let token = tokens.get(found.at + index).copied().unwrap_or_else(|| drafts[found.at + index - tokens.len()]);
+                        let token = tokens
+                            .get(found.at + index)
+                            .copied()
+                            .unwrap_or_else(|| drafts[found.at + index - tokens.len()]);
                         if token == PICTURE {
                             return;
                         }
@@ -143,7 +148,9 @@ impl<T: Target> Core<T> {
         let mut open = chains.iter().filter(|chain| chain.open).peekable();
         for slot in &mut self.slots {
             let Some(chain) = open.next_if(|chain| chain.slot == slot.index) else { continue };
-            let (Some(job), Some(feed)) = (&slot.job, &slot.feed) else { return Err("a slot without a request drafts".into()) };
+            let (Some(job), Some(feed)) = (&slot.job, &slot.feed) else {
+                return Err("a slot without a request drafts".into());
+            };
             let part = states.len() as u32;
             if level == 0 {
                 let ready = feed.ready();

@@ -64,7 +64,8 @@ impl Job {
         let admitted = Instant::now();
         let room = ctx - prompt.rows.len();
         let model_ends = tokenizer.eos_ids();
-        let (mut ends, forbidden) = if request.ignore_eos { (Vec::new(), model_ends) } else { (model_ends.to_vec(), &[][..]) };
+        let (mut ends, forbidden) =
+            if request.ignore_eos { (Vec::new(), model_ends) } else { (model_ends.to_vec(), &[][..]) };
         ends.extend(&request.stop_token_ids);
         let stats = RequestStats {
             slot,
@@ -75,7 +76,12 @@ impl Job {
         Job {
             id,
             sampler: Sampler::new(&request.sampling, request.logprobs, prompt.rows.tokens(), forbidden),
-            constraint: Constraint::new(request.grammar, request.starts_in_reasoning, request.thinking_budget, tokenizer),
+            constraint: Constraint::new(
+                request.grammar,
+                request.starts_in_reasoning,
+                request.thinking_budget,
+                tokenizer,
+            ),
             detokenizer: Detokenizer::new(tokenizer.clone(), request.show_specials),
             stops: StopStrings::new(&request.stop),
             ends,

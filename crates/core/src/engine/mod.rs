@@ -24,9 +24,12 @@ mod tests;
 mod toy;
 
 pub use handle::{CacheStatus, DraftStatus, EngineHandle, EngineStatus, EngineTotals, SlotStatus};
-pub use options::{CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit};
+pub use options::{
+    CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit,
+};
 pub use request::{
-    CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError, TokenLogprobs,
+    CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError,
+    TokenLogprobs,
 };
 pub use start::Engine;
 pub use stream::{RecvEvent, RequestStream};

@@ -11,7 +11,8 @@ use crate::model::Row;
 
 /// What a caught panic said.
 pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
-    let said = payload.downcast_ref::<&str>().map(ToString::to_string).or_else(|| payload.downcast_ref::<String>().cloned());
+    let said =
+        payload.downcast_ref::<&str>().map(ToString::to_string).or_else(|| payload.downcast_ref::<String>().cloned());
     format!("internal error: {}", said.unwrap_or_else(|| "a panic without a message".into()))
 }
 

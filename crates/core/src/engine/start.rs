@@ -18,7 +18,11 @@ impl Engine {
     ///
     /// # Errors
     /// Options out of range, slots the model cannot make, a cache folder that cannot be used.
-    pub fn start(model: Arc<Model>, tokenizer: Arc<Tokenizer>, options: EngineOptions) -> Result<EngineHandle, EngineError> {
+    pub fn start(
+        model: Arc<Model>,
+        tokenizer: Arc<Tokenizer>,
+        options: EngineOptions,
+    ) -> Result<EngineHandle, EngineError> {
         start_on(model, tokenizer, options)
     }
 }
@@ -29,7 +33,8 @@ pub(crate) fn start_on<T: Target>(
     tokenizer: Arc<Tokenizer>,
     options: EngineOptions,
 ) -> Result<EngineHandle, EngineError> {
-    let shared = EngineShared::new(options.ctx, target.vocab(), target.hidden(), options.queue_limit, options.event_buffer);
+    let shared =
+        EngineShared::new(options.ctx, target.vocab(), target.hidden(), options.queue_limit, options.event_buffer);
     let shared = Arc::new(shared);
     let mut core = Core::new(target, tokenizer, options, shared.clone())?;
     core.publish_now();

@@ -82,7 +82,8 @@ fn varied(n: u32) -> Request {
             request.logprobs = Some(3);
         }
         3 => {
-            request.sampling = Sampling { temperature: 1.2, top_k: 9, top_p: 0.9, min_p: 0.02, seed: 9, ..Sampling::default() };
+            request.sampling =
+                Sampling { temperature: 1.2, top_k: 9, top_p: 0.9, min_p: 0.02, seed: 9, ..Sampling::default() };
             request.logprobs = Some(0);
             request.ignore_eos = true;
         }
@@ -99,7 +100,14 @@ fn plain_answers(requests: &[Request]) -> Vec<Answer> {
 
 fn draft_settings() -> Vec<EngineOptions> {
     let mut settings: Vec<EngineOptions> = Vec::new();
-    for mtp in [MtpSetting::Off, MtpSetting::Auto, MtpSetting::Depth(1), MtpSetting::Depth(2), MtpSetting::Depth(3), MtpSetting::Depth(4)] {
+    for mtp in [
+        MtpSetting::Off,
+        MtpSetting::Auto,
+        MtpSetting::Depth(1),
+        MtpSetting::Depth(2),
+        MtpSetting::Depth(3),
+        MtpSetting::Depth(4),
+    ] {
         for ngram in [None, Some(NgramOptions { min_match: 1, long_match: 3, max_draft: 5 })] {
             settings.push(EngineOptions { mtp, ngram, ..options(1) });
         }
@@ -347,7 +355,9 @@ fn the_disk_cache_survives_a_restart_and_refuses_damage_and_other_models() {
         assert_eq!(reuse(&engine, &tokens, &[]), (fresh_answer(&tokens), 0), "byte {at}");
         assert!(engine.status().cache.disk_refused >= 1, "byte {at}");
         drop(engine);
-        std::fs::read_dir(folder.path()).unwrap().for_each(|entry| std::fs::remove_file(entry.unwrap().path()).unwrap());
+        std::fs::read_dir(folder.path())
+            .unwrap()
+            .for_each(|entry| std::fs::remove_file(entry.unwrap().path()).unwrap());
     }
 }
 
@@ -359,7 +369,11 @@ fn pictures_are_told_apart_by_key_and_read_at_their_place() {
     };
     let asked = |key: u8| Request {
         prompt: Prompt {
-            pieces: vec![PromptItem::Tokens(prompt(1, 10)), PromptItem::Picture(picture(key)), PromptItem::Tokens(prompt(2, 8))],
+            pieces: vec![
+                PromptItem::Tokens(prompt(1, 10)),
+                PromptItem::Picture(picture(key)),
+                PromptItem::Tokens(prompt(2, 8)),
+            ],
             turn_starts: vec![0],
         },
         max_tokens: Some(9),
@@ -509,7 +523,8 @@ impl CustomDrafter for Poisoner {
 
 #[test]
 fn a_failed_window_is_done_again_slot_by_slot() {
-    let requests: Vec<Request> = (1..5).map(|n| Request { ignore_eos: true, ..request(n, 10 + n as usize * 3) }).collect();
+    let requests: Vec<Request> =
+        (1..5).map(|n| Request { ignore_eos: true, ..request(n, 10 + n as usize * 3) }).collect();
     let expected = plain_answers(&requests);
     let toy = Toy { poisoned: true, ..Toy::default() };
     let drafter = Some(Arc::new(Poisoner { at: 40 }) as Arc<dyn CustomDrafter>);

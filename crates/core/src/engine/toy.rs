@@ -92,8 +92,15 @@ impl Toy {
             .collect();
         tokens.extend((256..VOCAB).map(|id| format!("<{id}>")));
         let kinds: Vec<i32> = (0..VOCAB).map(|id| if id < 256 { 1 } else { 3 }).collect();
-        let parts =
-            TokenizerParts { tokens: &tokens, kinds: &kinds, merges: &[], pre: "qwen2", ends: vec![END], bos: None, add_bos: false };
+        let parts = TokenizerParts {
+            tokens: &tokens,
+            kinds: &kinds,
+            merges: &[],
+            pre: "qwen2",
+            ends: vec![END],
+            bos: None,
+            add_bos: false,
+        };
         Arc::new(Tokenizer::from_parts(&parts).unwrap())
     }
 }

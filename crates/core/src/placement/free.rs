@@ -15,7 +15,11 @@ pub struct FreeMemory {
 pub fn free_memory() -> Option<FreeMemory> {
     let machine = parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let read = |path: &str| fs::read_to_string(path).ok();
-    let group = limit_of(read("/sys/fs/cgroup/memory.max"), read("/sys/fs/cgroup/memory.current"), read("/sys/fs/cgroup/memory.stat"));
+    let group = limit_of(
+        read("/sys/fs/cgroup/memory.max"),
+        read("/sys/fs/cgroup/memory.current"),
+        read("/sys/fs/cgroup/memory.stat"),
+    );
     Some(match group {
         Some(group) => {
             FreeMemory { total: machine.total.min(group.total), available: machine.available.min(group.available) }

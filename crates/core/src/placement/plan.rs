@@ -70,15 +70,18 @@ impl MemoryPlan {
     pub fn new(model: &Model, options: &EngineOptions) -> Result<MemoryPlan, crate::engine::EngineError> {
         options.check()?;
         let slot = |ctx| model.state_bytes(ctx, options.max_window);
-        Ok(MemoryPlan::from_sizes(&Sizes {
-            mapped_weights: model.weight_sizes().mapped,
-            held_weights: model.weight_sizes().small,
-            slot: slot(options.ctx),
-            checkpoint: model.checkpoint_bytes(),
-            logits: 4 * model.config().vocab as u64,
-            work: model.work_bytes(options.prompt_chunk.max(options.max_window), options.max_window),
-            memory: free_memory(),
-        }, options))
+        Ok(MemoryPlan::from_sizes(
+            &Sizes {
+                mapped_weights: model.weight_sizes().mapped,
+                held_weights: model.weight_sizes().small,
+                slot: slot(options.ctx),
+                checkpoint: model.checkpoint_bytes(),
+                logits: 4 * model.config().vocab as u64,
+                work: model.work_bytes(options.prompt_chunk.max(options.max_window), options.max_window),
+                memory: free_memory(),
+            },
+            options,
+        ))
     }
 
     fn from_sizes(sizes: &Sizes, options: &EngineOptions) -> MemoryPlan {
@@ -141,7 +144,9 @@ impl MemoryPlan {
             self.ctx
         } else {
             // Caches grow with the context, checkpoints do not.
-            let left = memory.available.saturating_sub(self.reserve + self.fixed() + self.resident_weights() + self.checkpoints);
+            let left = memory
+                .available
+                .saturating_sub(self.reserve + self.fixed() + self.resident_weights() + self.checkpoints);
             let rows = (u128::from(left) * self.ctx as u128 / u128::from(self.slot.max(1))) as usize;
             if rows < 256 { 0 } else { rows / 256 * 256 }
         };
@@ -186,7 +191,11 @@ impl fmt::Display for MemoryPlan {
             Some(memory) => write!(f, "; {} of {} available", size(memory.available), size(memory.total))?,
             None => {}
         }
-        if self.weights_fit() { Ok(()) } else { write!(f, "; the weights do not fit and will be read from the file again and again") }
+        if self.weights_fit() {
+            Ok(())
+        } else {
+            write!(f, "; the weights do not fit and will be read from the file again and again")
+        }
     }
 }
 
@@ -240,7 +249,9 @@ mod tests {
     #[test]
     fn the_plan_says_what_goes_where() {
         let text = plan(4, GIB / 2, 8 * GIB).to_string();
-        for part in ["40.0 GiB", "4 slots x 8192 rows = 4.0 GiB", "1.0 GiB each", "8.0 GiB of 32.0 GiB available", "do not fit"] {
+        for part in
+            ["40.0 GiB", "4 slots x 8192 rows = 4.0 GiB", "1.0 GiB each", "8.0 GiB of 32.0 GiB available", "do not fit"]
+        {
             assert!(text.contains(part), "{text}");
         }
     }

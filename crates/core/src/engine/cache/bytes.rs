@@ -62,7 +62,10 @@ pub(crate) fn put_floats(to: &mut Vec<u8>, values: &[f32]) {
 }
 
 /// Writes bytes that come from `write`, with their length before them.
-pub(crate) fn put_blob(to: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> std::io::Result<()>) -> std::io::Result<()> {
+pub(crate) fn put_blob(
+    to: &mut Vec<u8>,
+    write: impl FnOnce(&mut Vec<u8>) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let at = to.len();
     put_number(to, 0);
     write(to)?;

@@ -44,12 +44,14 @@ impl DiskCache {
     /// Lists the folder's states; makes the folder if need be.
     pub(crate) fn open(folder: &Path, model_id: [u8; 32], limit: u64) -> io::Result<DiskCache> {
         fs::create_dir_all(folder)?;
-        let mut cache = DiskCache { folder: folder.to_path_buf(), model_id, limit, entries: Vec::new(), uses: 0, refused: 0 };
+        let mut cache =
+            DiskCache { folder: folder.to_path_buf(), model_id, limit, entries: Vec::new(), uses: 0, refused: 0 };
         let mut found: Vec<(SystemTime, PathBuf)> = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == EXTENSION) {
-                let modified = fs::metadata(&path).and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+                let modified =
+                    fs::metadata(&path).and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
                 found.push((modified, path));
             }
         }
@@ -96,7 +98,8 @@ impl DiskCache {
         let name = Sha256::digest(&start).iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
         let path = self.folder.join(format!("{name}.{EXTENSION}"));
         let target = path.clone();
-        let writer = std::thread::Builder::new().name("strata-cache".into()).spawn(move || write_file(&target, &start, &body));
+        let writer =
+            std::thread::Builder::new().name("strata-cache".into()).spawn(move || write_file(&target, &start, &body));
         if let Ok(writer) = writer {
             self.uses += 1;
             self.entries.push(DiskEntry { head, path, bytes, used: self.uses, writer: Some(writer) });

@@ -28,9 +28,11 @@ impl Head {
 
     /// Whether everything `other` serves is served by this as well.
     pub(crate) fn covers(&self, other: &Head) -> bool {
-        other.points.iter().all(|point| {
-            self.points.iter().any(|mine| mine.rows == point.rows && mine.has_logits >= point.has_logits)
-        }) && self.held.common_start(&other.held) == other.held.len()
+        other
+            .points
+            .iter()
+            .all(|point| self.points.iter().any(|mine| mine.rows == point.rows && mine.has_logits >= point.has_logits))
+            && self.held.common_start(&other.held) == other.held.len()
     }
 
     pub(crate) fn write(&self, to: &mut Vec<u8>) {
@@ -58,7 +60,10 @@ impl Head {
             let start = from.number()?;
             let grid = (from.u32()?, from.u32()?);
             let key = *from.take(32)?.first_chunk::<32>().ok_or(Truncated)?;
-            if start < held.len() || start >= tokens.len() || u64::from(grid.0) * u64::from(grid.1) > u64::from(u32::MAX) {
+            if start < held.len()
+                || start >= tokens.len()
+                || u64::from(grid.0) * u64::from(grid.1) > u64::from(u32::MAX)
+            {
                 return Err(Truncated);
             }
             tokens[held.len()..start].iter().for_each(|&token| held.push(token));

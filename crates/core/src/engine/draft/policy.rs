@@ -147,7 +147,9 @@ impl DraftPolicy {
             return;
         }
         // What the backlog costs must be in the purse, too.
-        let debt = (self.draft_seconds(offers, &chosen, plain, 1.0) - self.draft_seconds(offers, &chosen, plain, f64::INFINITY)) / plain;
+        let debt = (self.draft_seconds(offers, &chosen, plain, 1.0)
+            - self.draft_seconds(offers, &chosen, plain, f64::INFINITY))
+            / plain;
         if self.purse > debt {
             if !pays {
                 self.last_probe = self.seen;
@@ -168,7 +170,11 @@ impl DraftPolicy {
             seconds += self.steps.expect(drafting).unwrap_or(plain * 0.25);
         }
         let backlog: usize = of_mtp().filter(|(_, depth)| **depth > 0).map(|(offer, _)| offer.backlog).sum();
-        let row = if self.catch_up_row_s > 0.0 { self.catch_up_row_s } else { self.steps.expect(1).unwrap_or(plain * 0.25) * 0.3 };
+        let row = if self.catch_up_row_s > 0.0 {
+            self.catch_up_row_s
+        } else {
+            self.steps.expect(1).unwrap_or(plain * 0.25) * 0.3
+        };
         seconds + backlog as f64 * row / spread
     }
 
@@ -206,7 +212,8 @@ impl DraftPolicy {
     /// Catching up `rows` rows of the MTP cache.
     pub(crate) fn observe_catch_up(&mut self, rows: usize, seconds: f64) {
         let row = seconds / rows as f64;
-        self.catch_up_row_s = if self.catch_up_row_s == 0.0 { row } else { self.catch_up_row_s + 0.2 * (row - self.catch_up_row_s) };
+        self.catch_up_row_s =
+            if self.catch_up_row_s == 0.0 { row } else { self.catch_up_row_s + 0.2 * (row - self.catch_up_row_s) };
     }
 
     /// `accepted` of `drafted` tokens of `source` were right.
@@ -258,7 +265,13 @@ mod tests {
             while made < tokens {
                 let offers: Vec<_> = seen
                     .iter()
-                    .map(|seen| Offer { source: Source::Mtp, most: depth.unwrap_or(6), fixed: depth.is_some(), backlog: 0, seen })
+                    .map(|seen| Offer {
+                        source: Source::Mtp,
+                        most: depth.unwrap_or(6),
+                        fixed: depth.is_some(),
+                        backlog: 0,
+                        seen,
+                    })
                     .collect();
                 policy.plan(&offers, &mut depths);
                 // Times vary by a tenth.
@@ -305,10 +318,16 @@ mod tests {
             for slots in [1, 3] {
                 for tokens in [96, 2000] {
                     let mean = |depth: Option<usize>| {
-                        (0..20).map(|seed| world.run(slots, tokens * slots, depth, &mut DraftPolicy::new(8), seed)).sum::<f64>() / 20.0
+                        (0..20)
+                            .map(|seed| world.run(slots, tokens * slots, depth, &mut DraftPolicy::new(8), seed))
+                            .sum::<f64>()
+                            / 20.0
                     };
                     let (auto, off) = (mean(None), mean(Some(0)));
-                    assert!(auto < off * 1.03, "world {w}, {slots} slots, {tokens} tokens: auto {auto:.3}, off {off:.3}");
+                    assert!(
+                        auto < off * 1.03,
+                        "world {w}, {slots} slots, {tokens} tokens: auto {auto:.3}, off {off:.3}"
+                    );
                 }
             }
         }

@@ -21,7 +21,12 @@ pub(crate) struct Constraint {
 }
 
 impl Constraint {
-    pub(crate) fn new(grammar: Option<Grammar>, in_reasoning: bool, budget: Option<usize>, tokenizer: &Tokenizer) -> Self {
+    pub(crate) fn new(
+        grammar: Option<Grammar>,
+        in_reasoning: bool,
+        budget: Option<usize>,
+        tokenizer: &Tokenizer,
+    ) -> Self {
         let think_end = tokenizer.id_of("</think>");
         let closing = match (budget, think_end) {
             (Some(_), Some(end)) => {

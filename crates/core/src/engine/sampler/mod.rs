@@ -59,7 +59,12 @@ impl Sampler {
 
     /// Chooses the token at row `position`. `allowed` is a grammar's verdict on every id. The logits are as before when it
     /// returns. `None`: nothing is allowed.
-    pub(crate) fn choose(&mut self, logits: &mut [f32], position: usize, allowed: Option<&dyn Fn(u32) -> bool>) -> Option<Choice> {
+    pub(crate) fn choose(
+        &mut self,
+        logits: &mut [f32],
+        position: usize,
+        allowed: Option<&dyn Fn(u32) -> bool>,
+    ) -> Option<Choice> {
         self.undo.clear();
         for &(id, bias) in &self.sampling.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
