@@ -364,6 +364,7 @@ impl<T: Target> Core<T> {
         let slots = self.slots.iter().map(Self::slot_status).collect();
         let (_, step) = self.policy.measured();
         let drafts = DraftStatus {
+            depth: self.depths.iter().copied().max().unwrap_or(0),
             window_s: self.policy.window_seconds(),
             draft_step_s: step.unwrap_or(0.0),
             acceptance: self.policy.acceptance(),

@@ -39,6 +39,8 @@ impl<T: Target> Core<T> {
         let drafts_at_all = self.options.mtp != MtpSetting::Off
             || self.options.ngram.is_some()
             || self.options.custom_drafter.is_some();
+        self.depths.clear();
+        self.depths.resize(shares.len(), 0);
         if !drafts_at_all || (shares.len() > 1 && !self.options.batch_mtp) {
             return Ok(());
         }

@@ -111,6 +111,8 @@ pub struct EngineStatus {
 /// What the draft policy has measured so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DraftStatus {
+    /// Deepest draft of the latest decode window.
+    pub depth: usize,
     /// Measured seconds of a decode window of n + 1 rows; 0 where unknown.
     pub window_s: Vec<f64>,
     /// Measured seconds of one MTP draft step; 0 if unknown.

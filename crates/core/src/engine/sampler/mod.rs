@@ -9,6 +9,7 @@ mod random;
 mod select;
 
 pub(crate) use constraint::Constraint;
+#[cfg(test)]
 pub(crate) use random::draw;
 pub(crate) use select::argmax;
 
