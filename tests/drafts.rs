@@ -65,7 +65,8 @@ fn head_and_ngram_drafts_change_no_bit_in_1_to_8_slots() {
         for slots in [1, 3, 8] {
             let engine = start(2, EngineOptions { slots, mtp, ngram, ..plain() });
             let mut drafted = 0;
-            for (n, ((answer, stats), expected)) in ask_together(&engine, &varied()).iter().zip(expected()).enumerate() {
+            for (n, ((answer, stats), expected)) in ask_together(&engine, &varied()).iter().zip(expected()).enumerate()
+            {
                 assert_eq!(answer, expected, "request {n}, {slots} slots, {mtp:?}, {ngram:?}");
                 drafted += stats.drafted;
             }

@@ -42,8 +42,10 @@ fn states_are_equal_whatever_the_window() {
     for (slots, prompt_chunk, max_window) in [(1, 512, 8), (3, 7, 8), (2, 32, 1)] {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sink = seen.clone();
-        let state_audit: StateAudit = Arc::new(move |_, tokens, hash| sink.lock().unwrap().push((tokens.to_vec(), hash)));
-        let engine = start(2, EngineOptions { slots, prompt_chunk, max_window, state_audit: Some(state_audit), ..plain() });
+        let state_audit: StateAudit =
+            Arc::new(move |_, tokens, hash| sink.lock().unwrap().push((tokens.to_vec(), hash)));
+        let engine =
+            start(2, EngineOptions { slots, prompt_chunk, max_window, state_audit: Some(state_audit), ..plain() });
         ask_together(&engine, &vec![long.clone(); slots]);
         for (tokens, hash) in seen.lock().unwrap().drain(..) {
             assert_eq!(*known.entry(tokens).or_insert(hash), hash, "{slots} slots, chunks of {prompt_chunk}");
@@ -71,7 +73,10 @@ fn turns(questions: &[&str], answers: &[&str]) -> Request {
 #[test]
 fn held_state_and_checkpoints_equal_reading_again() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = start(2, EngineOptions { slots: 2, cache_ram_bytes: 64 << 20, cache_dir: Some(folder.path().into()), ..plain() });
+    let engine = start(
+        2,
+        EngineOptions { slots: 2, cache_ram_bytes: 64 << 20, cache_dir: Some(folder.path().into()), ..plain() },
+    );
     let mut reused = Vec::new();
     let mut check = |request: &Request| {
         let (answer, stats) = ask(&engine, request);
@@ -92,7 +97,10 @@ fn held_state_and_checkpoints_equal_reading_again() {
     assert!(check(&first).reused_rows >= starts[1], "back again");
     // Other conversations push everything out of the slots.
     for n in 0..4 {
-        check(&text_request(&format!("{n} is a number and here is quite another text than any of those before. ").repeat(3), 4));
+        check(&text_request(
+            &format!("{n} is a number and here is quite another text than any of those before. ").repeat(3),
+            4,
+        ));
     }
     assert_eq!(check(&edited_last).reused_rows, edited_last.prompt.rows(), "from memory");
     engine.stop(std::time::Duration::ZERO);

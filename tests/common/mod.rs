@@ -21,7 +21,11 @@ fn file() -> &'static GgufFile {
 /// The bundled model, with 1 or 2 threads.
 pub fn model(threads: usize) -> Arc<Model> {
     static MODELS: [OnceLock<Arc<Model>>; 2] = [OnceLock::new(), OnceLock::new()];
-    let load = || Arc::new(Model::load(file(), &LoadOptions { threads, ..LoadOptions::default() }).expect("the bundled model loads"));
+    let load = || {
+        Arc::new(
+            Model::load(file(), &LoadOptions { threads, ..LoadOptions::default() }).expect("the bundled model loads"),
+        )
+    };
     MODELS[threads - 1].get_or_init(load).clone()
 }
 
@@ -39,7 +43,12 @@ pub fn chat(question: &str) -> String {
 }
 
 pub fn text_request(text: &str, max_tokens: usize) -> Request {
-    Request { prompt: Prompt::tokens(tokens(text)), max_tokens: Some(max_tokens), logprobs: Some(2), ..Request::default() }
+    Request {
+        prompt: Prompt::tokens(tokens(text)),
+        max_tokens: Some(max_tokens),
+        logprobs: Some(2),
+        ..Request::default()
+    }
 }
 
 /// Plain decoding: no drafts, one slot.
@@ -103,8 +112,13 @@ pub fn varied() -> Vec<Request> {
         request
     };
     let mut penalised = greedy(&chat("List some words."));
-    penalised.sampling =
-        Sampling { repeat_penalty: 1.2, presence_penalty: 0.5, frequency_penalty: 0.1, logit_bias: vec![(220, 1.5), (198, -2.0)], ..Sampling::default() };
+    penalised.sampling = Sampling {
+        repeat_penalty: 1.2,
+        presence_penalty: 0.5,
+        frequency_penalty: 0.1,
+        logit_bias: vec![(220, 1.5), (198, -2.0)],
+        ..Sampling::default()
+    };
     let mut hot = sampled("fn main() {\n    let x = ", 5);
     hot.sampling = Sampling { temperature: 1.3, min_p: 0.02, repeat_penalty: 1.1, seed: 77, ..Sampling::default() };
     hot.ignore_eos = true;
