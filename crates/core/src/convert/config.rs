@@ -1,6 +1,8 @@
 //! The geometry of a Hugging Face folder: `config.json` of the mixture-of-experts family, typed and checked.
 
 use super::ConvertError;
+use super::metadata::ARCHITECTURE;
+use crate::gguf::GgufFile;
 use serde_json::{Map, Value};
 
 /// Which mixer a trunk layer has.
@@ -113,7 +115,7 @@ impl HfConfig {
     pub fn from_json(file: &str, config: &Value) -> Result<HfConfig, ConvertError> {
         check_architecture(file, config)?;
         let text = Section::new(file, "text_config", config, config.get("text_config"))?;
-        let layer_count = text.u64("num_hidden_layers")?;
+        let layer_count = text.up_to("num_hidden_layers", COUNT_LIMIT)?;
         let interval = text.u64_or("full_attention_interval", 4)?;
         let layers = layer_kinds(&text, layer_count, interval)?;
         if text.get("attention_bias") == Some(&Value::Bool(true)) {
@@ -131,22 +133,26 @@ impl HfConfig {
         let partial = rope_number("partial_rotary_factor").unwrap_or(0.25);
         let mut rope_sections = [11, 11, 10, 0];
         if let Some(sections) = rope.get("mrope_section") {
-            let values: Option<Vec<i32>> = sections.as_array().map(|list| {
-                list.iter().filter_map(|v| v.as_i64().and_then(|v| i32::try_from(v).ok())).collect()
-            });
+            let values: Option<Vec<i32>> = sections
+                .as_array()
+                .map(|list| list.iter().filter_map(|v| v.as_i64().and_then(|v| i32::try_from(v).ok())).collect());
             match values.filter(|v| (3..=4).contains(&v.len()) && sections.as_array().map(Vec::len) == Some(v.len())) {
                 Some(values) => {
                     rope_sections = [0; 4];
                     rope_sections[..values.len()].copy_from_slice(&values);
                 }
-                None => return Err(text.wrong("rope_parameters.mrope_section", "3 or 4 integers", sections.to_string())),
+                None => {
+                    return Err(text.wrong("rope_parameters.mrope_section", "3 or 4 integers", sections.to_string()));
+                }
             }
         }
         let mtp_layers = match text.get("mtp_num_hidden_layers").or(text.get("num_nextn_predict_layers")) {
             None | Some(Value::Null) => None,
-            Some(v) => Some(v.as_u64().filter(|n| *n <= 64).ok_or_else(|| {
-                text.wrong("mtp_num_hidden_layers", "a small integer", v.to_string())
-            })?),
+            Some(v) => Some(
+                v.as_u64()
+                    .filter(|n| *n <= 64)
+                    .ok_or_else(|| text.wrong("mtp_num_hidden_layers", "a small integer", v.to_string()))?,
+            ),
         };
         let tied = config.get("tie_word_embeddings").or(text.get("tie_word_embeddings"));
         Ok(HfConfig {
@@ -162,7 +168,7 @@ impl HfConfig {
             key_head_dim: text.u64("linear_key_head_dim")?,
             value_head_dim: text.u64("linear_value_head_dim")?,
             conv_kernel: text.u64("linear_conv_kernel_dim")?,
-            experts: text.u64("num_experts")?,
+            experts: text.up_to("num_experts", COUNT_LIMIT)?,
             experts_used: text.u64("num_experts_per_tok")?,
             expert_ff: text.u64("moe_intermediate_size")?,
             shared_expert_ff: text.u64("shared_expert_intermediate_size")?,
@@ -177,6 +183,66 @@ impl HfConfig {
             rope_sections,
             rope_scaling: rope_scaling(&text, &rope)?,
             vision: vision_config(file, config)?,
+        })
+    }
+
+    /// The geometry of a GGUF's text model, as far as its MTP head depends on it. Its own head is not counted.
+    ///
+    /// # Errors
+    /// When a key is missing or has the wrong type.
+    pub fn from_gguf(file: &GgufFile) -> Result<HfConfig, ConvertError> {
+        let keys = file.metadata();
+        let key = |name: &str| format!("{ARCHITECTURE}.{name}");
+        let u64 = |name: &str| keys.u64(&key(name)).map(|n| n.min(SIZE_LIMIT));
+        // Per-layer arrays have 0 at the delta net's layers.
+        let per_layer = |name: &str| match keys.u32_array_opt(&key(name)) {
+            Ok(Some(values)) => Ok(u64::from(values.into_iter().max().unwrap_or(0))),
+            _ => u64(name),
+        };
+        let head = keys.u64_opt(&key("nextn_predict_layers"))?.unwrap_or(0);
+        let trunk = u64("block_count")?.saturating_sub(head);
+        let interval = keys.u64_opt(&key("full_attention_interval"))?.unwrap_or(4).max(1);
+        let mut layers: Vec<Mixer> = (1..=trunk.min(COUNT_LIMIT))
+            .map(|n| if n % interval == 0 { Mixer::Attention } else { Mixer::DeltaNet })
+            .collect();
+        if let Some(recurrent) = keys.bool_array_opt(&key("attention.recurrent_layers"))? {
+            for (layer, recurrent) in layers.iter_mut().zip(recurrent) {
+                *layer = if recurrent { Mixer::DeltaNet } else { Mixer::Attention };
+            }
+        }
+        let key_heads = u64("ssm.group_count")?;
+        let value_heads = u64("ssm.time_step_rank")?;
+        let hidden = u64("embedding_length")?;
+        let vocab = match file.tensor("token_embd.weight") {
+            Some(t) => t.rows(),
+            None => keys.strings("tokenizer.ggml.tokens")?.len() as u64,
+        };
+        Ok(HfConfig {
+            hidden,
+            layers,
+            full_attention_interval: interval,
+            mtp_layers: None,
+            heads: per_layer("attention.head_count")?,
+            kv_heads: per_layer("attention.head_count_kv")?,
+            head_dim: u64("attention.key_length")?,
+            key_heads,
+            value_heads,
+            key_head_dim: u64("ssm.state_size")?,
+            value_head_dim: u64("ssm.inner_size")? / value_heads.max(1),
+            conv_kernel: u64("ssm.conv_kernel")?,
+            experts: u64("expert_count")?,
+            experts_used: u64("expert_used_count")?,
+            expert_ff: u64("expert_feed_forward_length")?,
+            shared_expert_ff: u64("expert_shared_feed_forward_length")?,
+            vocab,
+            tied_head: file.tensor("output.weight").is_none(),
+            context: u64("context_length")?,
+            norm_eps: keys.f32(&key("attention.layer_norm_rms_epsilon"))?,
+            rope_base: keys.f32(&key("rope.freq_base"))?,
+            rope_dim: u64("rope.dimension_count")?,
+            rope_sections: [0; 4],
+            rope_scaling: None,
+            vision: None,
         })
     }
 
@@ -239,7 +305,11 @@ fn rope_scaling(text: &Section, rope: &Value) -> Result<Option<RopeScaling>, Con
             factor: factor as f32,
             original_context: rope.get("original_max_position_embeddings").and_then(Value::as_u64),
         })),
-        _ => Err(text.wrong("rope_parameters.rope_type", "'default', 'linear' or 'yarn' with a factor", rope.to_string())),
+        _ => Err(text.wrong(
+            "rope_parameters.rope_type",
+            "'default', 'linear' or 'yarn' with a factor",
+            rope.to_string(),
+        )),
     }
 }
 
@@ -252,10 +322,10 @@ fn vision_config(file: &str, config: &Value) -> Result<Option<VisionConfig>, Con
     Ok(Some(VisionConfig {
         hidden: vision.u64("hidden_size")?,
         ff: vision.u64("intermediate_size")?,
-        blocks: vision.u64("depth")?,
+        blocks: vision.up_to("depth", COUNT_LIMIT)?,
         heads: vision.u64("num_heads")?,
-        patch: vision.u64_or("patch_size", 16)?,
-        merge: vision.u64_or("spatial_merge_size", 2)?,
+        patch: vision.u64_or("patch_size", 16)?.min(COUNT_LIMIT),
+        merge: vision.u64_or("spatial_merge_size", 2)?.min(COUNT_LIMIT),
         positions: vision.u64_or("num_position_embeddings", 2304)?,
         channels: vision.u64_or("in_channels", 3)?,
         temporal_patch: vision.u64_or("temporal_patch_size", 2)?,
@@ -272,6 +342,8 @@ struct Section<'a> {
 
 /// No size in a config is this large; keeps products of a few of them within u64.
 const SIZE_LIMIT: u64 = 1 << 28;
+/// No model has this many layers, experts, or sides of a patch; keeps loops over them short.
+const COUNT_LIMIT: u64 = 1 << 12;
 
 impl<'a> Section<'a> {
     /// The section, or the whole config where it has none (text-only folders).
@@ -301,11 +373,16 @@ impl<'a> Section<'a> {
     }
 
     fn u64(&self, key: &str) -> Result<u64, ConvertError> {
+        self.up_to(key, SIZE_LIMIT)
+    }
+
+    /// A positive integer of at most `limit`.
+    fn up_to(&self, key: &str, limit: u64) -> Result<u64, ConvertError> {
         let value = self.get(key).unwrap_or(&Value::Null);
         match value.as_u64() {
-            Some(n) if (1..=SIZE_LIMIT).contains(&n) => Ok(n),
+            Some(n) if (1..=limit).contains(&n) => Ok(n),
             _ if value.is_null() => Err(self.wrong(key, "a positive integer", "nothing".into())),
-            _ => Err(self.wrong(key, "a positive integer", value.to_string())),
+            _ => Err(self.wrong(key, &format!("an integer from 1 to {limit}"), value.to_string())),
         }
     }
 

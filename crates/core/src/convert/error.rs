@@ -101,7 +101,9 @@ pub enum ConvertError {
         found: String,
     },
     /// The config promises an MTP head that is not there.
-    #[error("{source_name}: the config promises {promised} MTP layer(s) (mtp_num_hidden_layers), the checkpoint has no 'mtp.*' tensor")]
+    #[error(
+        "{source_name}: the config promises {promised} MTP layer(s) (mtp_num_hidden_layers), the checkpoint has no 'mtp.*' tensor"
+    )]
     PromisedHeadMissing {
         /// The checkpoint.
         source_name: String,
@@ -109,7 +111,9 @@ pub enum ConvertError {
         promised: u64,
     },
     /// The MTP head has another number of layers than promised.
-    #[error("{source_name}: the config promises {promised} MTP layer(s) (mtp_num_hidden_layers), the checkpoint has {found}")]
+    #[error(
+        "{source_name}: the config promises {promised} MTP layer(s) (mtp_num_hidden_layers), the checkpoint has {found}"
+    )]
     MtpLayers {
         /// The checkpoint.
         source_name: String,
@@ -119,7 +123,9 @@ pub enum ConvertError {
         found: u64,
     },
     /// The norms were converted before.
-    #[error("{source_name}: the {part} norms seem to carry the +1 already, which this conversion would add again: {evidence}")]
+    #[error(
+        "{source_name}: the {part} norms seem to carry the +1 already, which this conversion would add again: {evidence}"
+    )]
     NormsNotZeroCentred {
         /// The checkpoint.
         source_name: String,

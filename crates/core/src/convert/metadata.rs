@@ -174,7 +174,12 @@ fn size_label(tensors: &[Planned]) -> String {
         s if s > 1_000_000 => (s as f64 * 1e-6, "M"),
         s => (s as f64 * 1e-3, "K"),
     };
-    let digits = if scaled.round() < 10.0 { 1 } else { 0 };
+    // Two digits in all.
+    let digits = match scaled.round() {
+        s if s < 1.0 => 2,
+        s if s < 10.0 => 1,
+        _ => 0,
+    };
     let size = format!("{scaled:.digits$}{unit}");
     if experts > 0 { format!("{experts}x{size}") } else { size }
 }

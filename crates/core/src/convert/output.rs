@@ -99,8 +99,11 @@ pub fn write(
                 chunks.par_iter().map(|c| Ok((c.tensor, encode(&outputs[c.tensor], *c)?))).collect();
             match encoded {
                 // A closed channel means that writing failed; its error is fetched below.
-                Ok(encoded) if sender.send(encoded).is_ok() => {}
-                Ok(_) => break,
+                Ok(encoded) => {
+                    if sender.send(encoded).is_err() {
+                        break;
+                    }
+                }
                 Err(error) => {
                     result = Err(error);
                     break;

@@ -1,11 +1,11 @@
 //! Which tensors a GGUF gets from a checkpoint: every rule of [`super::names`] matched with the tensors that are there,
 //! and every tensor accounted for.
 
+use super::ConvertError;
 use super::config::{HfConfig, Mixer};
 use super::names::{self, Part, Rule};
 use super::recipe::Pattern;
 use super::transform::{Elementwise, Float, Planned, RowMap, SourceTensor};
-use super::ConvertError;
 use crate::checkpoint::{Checkpoint, Dtype, StTensor};
 use std::collections::HashSet;
 
@@ -129,7 +129,8 @@ pub fn text_model(checkpoint: &Checkpoint, config: &HfConfig, options: &PlanOpti
 /// # Errors
 /// When the folder has none, or its tensors are missing, unknown or of another shape or type.
 pub fn vision(checkpoint: &Checkpoint, config: &HfConfig, options: &PlanOptions) -> Result<Plan, ConvertError> {
-    let no_vision = |reason: &str| ConvertError::NoVision { source_name: label(checkpoint), reason: reason.to_string() };
+    let no_vision =
+        |reason: &str| ConvertError::NoVision { source_name: label(checkpoint), reason: reason.to_string() };
     let vision = config.vision.as_ref().ok_or_else(|| no_vision("config.json has no vision_config"))?;
     if vision.temporal_patch != 2 {
         return Err(no_vision("vision_config.temporal_patch_size is not 2, the only one the file format knows"));
@@ -204,11 +205,7 @@ pub fn mtp_head(
 }
 
 /// How many MTP layers the checkpoint has, checked against what the config promises.
-fn mtp_layers_of(
-    checkpoint: &Checkpoint,
-    promised: Option<u64>,
-    notes: &mut Vec<String>,
-) -> Result<u64, ConvertError> {
+fn mtp_layers_of(checkpoint: &Checkpoint, promised: Option<u64>, notes: &mut Vec<String>) -> Result<u64, ConvertError> {
     let mut found = 0;
     let mut any = false;
     for t in checkpoint.tensors() {
@@ -259,13 +256,8 @@ impl<'a> Matcher<'a> {
         experts: u64,
         out: &mut Vec<Planned>,
     ) -> Result<(), ConvertError> {
-        let mut planned = Planned {
-            name: gguf_name,
-            dims: rule.dims.clone(),
-            sources: Vec::new(),
-            transform: rule.transform,
-            part,
-        };
+        let mut planned =
+            Planned { name: gguf_name, dims: rule.dims.clone(), sources: Vec::new(), transform: rule.transform, part };
         for prefix in prefixes {
             for hf in &rule.hf {
                 let name = format!("{prefix}{hf}");
@@ -414,7 +406,11 @@ fn check_norms(checkpoint: &Checkpoint, tensors: &[Planned], part: Part) -> Resu
         sum += tensor_sum;
         if examples.len() < 3 {
             let low = values.iter().fold(f32::INFINITY, |a, b| a.min(*b));
-            examples.push(format!("'{}' has mean {:.3} and minimum {low:.3}", t.sources[0], tensor_sum / t.cols() as f64));
+            examples.push(format!(
+                "'{}' has mean {:.3} and minimum {low:.3}",
+                t.sources[0],
+                tensor_sum / t.cols() as f64
+            ));
         }
     }
     if count > 0 && sum / count as f64 > 0.5 && negative as f64 <= NEGATIVE_SHARE * count as f64 {

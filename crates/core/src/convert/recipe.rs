@@ -1,7 +1,7 @@
 //! Which type each tensor is stored in: whole-file types, recipes per class of tensor, and patterns that override them.
 
-use super::names::{Class, Part, class_of, layer_of};
 use super::ConvertError;
+use super::names::{Class, Part, class_of, layer_of};
 use strata_kernels::format::TensorType;
 
 /// A whole-file type or a recipe.
@@ -124,6 +124,11 @@ impl Pattern {
         Ok(Pattern { text })
     }
 
+    /// The pattern as it was read.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Whether the pattern is found in `name`.
     pub fn matches(&self, name: &str) -> bool {
         let (start, rest) = match self.text.strip_prefix('^') {
@@ -174,9 +179,8 @@ impl Override {
     /// # Errors
     /// When there is no `=`, or the pattern or the type is unknown.
     pub fn parse(text: &str) -> Result<Override, ConvertError> {
-        let (pattern, ty) = text
-            .rsplit_once('=')
-            .ok_or_else(|| ConvertError::BadType(format!("'{text}' is not PATTERN=TYPE")))?;
+        let (pattern, ty) =
+            text.rsplit_once('=').ok_or_else(|| ConvertError::BadType(format!("'{text}' is not PATTERN=TYPE")))?;
         match Recipe::from_name(ty)? {
             Recipe::Uniform(ty) => Ok(Override { pattern: Pattern::new(pattern)?, ty }),
             recipe => Err(ConvertError::BadType(format!("'{text}': {} is a recipe, not a type", recipe.name()))),

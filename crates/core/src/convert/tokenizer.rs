@@ -193,7 +193,8 @@ fn add_chat_template(metadata: &mut Metadata, folder: &Path, settings: &Json) ->
         Some(text) => Some(Json::String(text)),
         None => read_json(&folder.join("chat_template.json"))?.map(|j| j["chat_template"].clone()),
     };
-    let template = if settings["chat_template"].is_null() { own.unwrap_or(Json::Null) } else { settings["chat_template"].clone() };
+    let template =
+        if settings["chat_template"].is_null() { own.unwrap_or(Json::Null) } else { settings["chat_template"].clone() };
     match template {
         Json::String(text) => metadata.set(key, Value::String(text)),
         Json::Array(named) => {
