@@ -69,3 +69,43 @@ impl Detokenizer {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::Specials;
+    use crate::text::fixtures::{TOKENIZER, golden_json};
+
+    fn stream(ids: &[u32], show_specials: bool) -> (Vec<String>, String) {
+        let mut detokenizer = Detokenizer::new(TOKENIZER.clone(), show_specials);
+        let pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id)).collect();
+        (pieces, detokenizer.finish())
+    }
+
+    #[test]
+    fn pieces_together_are_the_text() {
+        for row in golden_json("text/tokenizer.json").as_array().unwrap() {
+            let ids = TOKENIZER.encode(row["text"].as_str().unwrap(), Specials::Parse).unwrap();
+            let (pieces, rest) = stream(&ids, true);
+            assert_eq!(pieces.concat() + &rest, TOKENIZER.decode(&ids));
+        }
+    }
+
+    #[test]
+    fn a_character_comes_with_its_last_byte_and_a_broken_one_is_replaced() {
+        let byte = |b: u8| (0..256).find(|&id| TOKENIZER.token_bytes(id) == [b]).unwrap();
+        let ids: Vec<u32> = "a🙂b".bytes().map(byte).collect();
+        assert_eq!(stream(&ids, false), (["a", "", "", "", "🙂", "b"].map(String::from).to_vec(), String::new()));
+        let broken: Vec<u32> = [0xf0, 0x9f, b'x', 0xff, 0xe4, 0xbd].map(byte).to_vec();
+        let (pieces, rest) = stream(&broken, false);
+        assert_eq!(pieces.concat(), "\u{fffd}x\u{fffd}");
+        assert_eq!(rest, "\u{fffd}");
+    }
+
+    #[test]
+    fn control_tokens_show_only_when_asked_for() {
+        let ids = TOKENIZER.encode("a<|im_end|><think>", Specials::Parse).unwrap();
+        assert_eq!(stream(&ids, false).0.concat(), "a<think>");
+        assert_eq!(stream(&ids, true).0.concat(), "a<|im_end|><think>");
+    }
+}

@@ -329,3 +329,148 @@ fn value_rule(name: &str, schema: &Json, root: &Json) -> String {
     }
     format!("{name}: %json {schema} {end}\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::Specials;
+    use crate::text::fixtures::{GRAMMAR, TOKENIZER};
+
+    fn grammar(spec: &GrammarSpec) -> Grammar {
+        Grammar::new(&GRAMMAR, spec, false).unwrap()
+    }
+
+    /// How far the grammar lets `text` come, in tokens, checking each token against the mask; and whether it may end there.
+    fn follow(grammar: &mut Grammar, text: &str) -> (String, bool) {
+        let mut read = Vec::new();
+        for id in TOKENIZER.encode(text, Specials::Parse).unwrap() {
+            if !grammar.mask().unwrap().allows(id) {
+                assert_eq!(grammar.clone().allowed_start(&[id]).unwrap(), 0);
+                break;
+            }
+            assert_eq!(grammar.allowed_start(&[id]).unwrap(), 1);
+            grammar.accept(id).unwrap();
+            read.push(id);
+        }
+        (TOKENIZER.decode(&read), grammar.is_accepting().unwrap())
+    }
+
+    fn accepts(spec: &GrammarSpec, text: &str) -> bool {
+        follow(&mut grammar(spec), text) == (text.to_owned(), true)
+    }
+
+    #[test]
+    fn schemas_expressions_and_choices_accept_what_they_describe() {
+        let schema = GrammarSpec::JsonSchema(json!({
+            "type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
+            "required": ["name", "n"], "additionalProperties": false
+        }));
+        let lark = GrammarSpec::Lark("start: \"<\" NUMBER (\",\" NUMBER)* \">\"\nNUMBER: /[0-9]+/\n".into());
+        let choice = GrammarSpec::Choice(vec!["yes".into(), "no".into(), "not \"sure\"\n".into()]);
+        for (spec, text, expected) in [
+            (&schema, r#"{"name": "जॉन 🙂 \"x\"", "n": -3}"#, true),
+            (&schema, r#"{"name": "x", "n": 1, "tags": ["a", "b"]}"#, true),
+            (&schema, r#"{"name": "x"}"#, false),
+            (&schema, r#"{"name": "x", "n": 1.5}"#, false),
+            (&schema, r#"{"name": "x", "n": 1, "tags": ["c"]}"#, false),
+            (&GrammarSpec::JsonObject, r#"{"any": [1, null, {"x": true}]}"#, true),
+            (&GrammarSpec::JsonObject, "[1]", false),
+            (&GrammarSpec::Regex("[a-c]{2,3}|x+".into()), "abc", true),
+            (&GrammarSpec::Regex("[a-c]{2,3}|x+".into()), "abcx", false),
+            (&lark, "<12,3>", true),
+            (&lark, "<12,>", false),
+            (&choice, "not \"sure\"\n", true),
+            (&choice, "not", false),
+            (&choice, "maybe", false),
+        ] {
+            assert_eq!(accepts(spec, text), expected, "{spec:?} {text}");
+        }
+    }
+
+    #[test]
+    fn a_finished_grammar_allows_the_end_of_the_turn_alone() {
+        let mut g = grammar(&GrammarSpec::Choice(vec!["yes".into()]));
+        let end = TOKENIZER.id_of("<|im_end|>").unwrap();
+        assert!(!g.mask().unwrap().allows(end));
+        assert_eq!(follow(&mut g, "yes"), ("yes".into(), true));
+        assert!(g.mask().unwrap().allows(end));
+        assert_eq!(g.mask().unwrap().count(), TOKENIZER.eos_ids().len());
+        g.accept(end).unwrap();
+        assert!(g.is_stopped());
+    }
+
+    #[test]
+    fn a_clone_goes_its_own_way_and_a_wrong_token_is_an_error() {
+        let mut g = grammar(&GrammarSpec::Choice(vec!["yes".into(), "no".into()]));
+        let mut other = g.clone();
+        assert_eq!(follow(&mut g, "yes").0, "yes");
+        assert_eq!(follow(&mut other, "no").0, "no");
+        let mut wrong = grammar(&GrammarSpec::JsonObject);
+        let id = TOKENIZER.id_of("x").unwrap();
+        assert!(wrong.accept(id).is_err());
+        assert!(!wrong.mask().unwrap().allows(u32::MAX));
+    }
+
+    #[test]
+    fn what_does_not_compile_is_an_error() {
+        for spec in [
+            GrammarSpec::Regex("(".into()),
+            GrammarSpec::Regex("a(?=b)".into()),
+            GrammarSpec::Lark("start: missing".into()),
+            GrammarSpec::JsonSchema(json!({"type": "nonsense"})),
+            GrammarSpec::JsonSchema(json!({"$ref": "#/nowhere"})),
+            GrammarSpec::Choice(vec![]),
+            GrammarSpec::ToolCalls { tools: vec![], parallel: false },
+            GrammarSpec::ToolCalls { tools: vec![json!({"function": {}})], parallel: false },
+            GrammarSpec::ToolCalls { tools: vec![json!({"name": "a>b"})], parallel: false },
+            GrammarSpec::Lark("start: \"".to_owned() + &"x".repeat(2 << 20) + "\""),
+        ] {
+            assert!(matches!(Grammar::new(&GRAMMAR, &spec, false), Err(TextError::Grammar { .. })), "{spec:.80?}");
+        }
+    }
+
+    fn tools() -> Vec<Json> {
+        vec![
+            json!({"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {
+                "city": {"type": "string"}, "unit": {"type": "string", "enum": ["C", "F"]}, "days": {"type": "integer"},
+                "where": {"$ref": "#/$defs/point"}}, "required": ["city"],
+                "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"], "additionalProperties": false}}}}}),
+            json!({"name": "now"}),
+        ]
+    }
+
+    #[test]
+    fn tool_calls_follow_the_schemas() {
+        let call = |body: &str| format!("<tool_call>\n<function={body}</function>\n</tool_call>");
+        let city = "<parameter=city>\nSão </parameter> <b>\n</parameter>\n";
+        let one = GrammarSpec::ToolCalls { tools: tools(), parallel: false };
+        let many = GrammarSpec::ToolCalls { tools: tools(), parallel: true };
+        for (spec, text, expected) in [
+            (&one, call("now>\n"), true),
+            (&one, call(&format!("get_weather>\n{city}")), true),
+            (&one, call(&format!("get_weather>\n{city}<parameter=unit>\nC\n</parameter>\n<parameter=days>\n12\n</parameter>\n")), true),
+            (&one, call(&format!("get_weather>\n{city}<parameter=where>\n{{\"x\": 1.5}}\n</parameter>\n")), true),
+            (&one, call(&format!("get_weather>\n{city}<parameter=unit>\nK\n</parameter>\n")), false),
+            (&one, call(&format!("get_weather>\n{city}<parameter=days>\n1.5\n</parameter>\n")), false),
+            (&one, call("get_weather>\n"), false),
+            (&one, call("other>\n"), false),
+            (&one, format!("{}\n{}", call("now>\n"), call("now>\n")), false),
+            (&many, format!("{}\n{}", call("now>\n"), call("now>\n")), true),
+            (&one, "Hello".into(), false),
+        ] {
+            assert_eq!(accepts(spec, &text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn after_reasoning_the_grammar_waits_for_the_end_of_thought() {
+        let spec = GrammarSpec::Choice(vec!["yes".into(), "no".into()]);
+        let mut g = Grammar::new(&GRAMMAR, &spec, true).unwrap();
+        let text = "Well, is it {\"?\n\nHm.\n</think>\n\nno";
+        assert_eq!(follow(&mut g, text), (text.into(), true));
+        let mut g = Grammar::new(&GRAMMAR, &spec, true).unwrap();
+        assert_eq!(follow(&mut g, "a</think>maybe"), ("a</think>".into(), false));
+        let mut g = Grammar::new(&GRAMMAR, &spec, true).unwrap();
+        assert!(!follow(&mut g, "only thoughts").1);
+    }
+}

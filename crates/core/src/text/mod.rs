@@ -3,6 +3,8 @@
 
 pub mod chat;
 pub mod detokenizer;
+#[cfg(test)]
+mod fixtures;
 pub mod grammar;
 pub mod output;
 mod split;

@@ -414,3 +414,99 @@ fn shown(piece: &str) -> String {
     let cut: String = piece.chars().take(40).collect();
     if cut.len() < piece.len() { format!("{cut:?}...") } else { format!("{cut:?}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::fixtures::{TOKENIZER, golden_json};
+
+    fn ids(value: &serde_json::Value) -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    }
+
+    #[test]
+    fn ids_equal_the_tokenizers_library_on_the_corpus() {
+        let corpus = golden_json("text/tokenizer.json");
+        for row in corpus.as_array().unwrap() {
+            let text = row["text"].as_str().unwrap();
+            let parsed = ids(&row["parse"]);
+            let as_text = row.get("as_text").map_or_else(|| parsed.clone(), ids);
+            assert_eq!(TOKENIZER.encode(text, Specials::Parse).unwrap(), parsed, "{text:?}");
+            assert_eq!(TOKENIZER.encode(text, Specials::AsText).unwrap(), as_text, "{text:?} as text");
+        }
+    }
+
+    #[test]
+    fn text_comes_back_as_its_nfc() {
+        let corpus = golden_json("text/tokenizer.json");
+        for row in corpus.as_array().unwrap() {
+            let text = row["text"].as_str().unwrap();
+            let nfc: String = text.nfc().collect();
+            assert_eq!(TOKENIZER.decode(&TOKENIZER.encode(text, Specials::AsText).unwrap()), nfc);
+        }
+        // Beyond the backtrack limit of the regex the `tokenizers` library would use.
+        for long in [" ".repeat(200_000) + "x", "\u{301}".repeat(100_000), "क्".repeat(50_000), "ab\n".repeat(100_000)] {
+            assert!(TOKENIZER.decode(&TOKENIZER.encode(&long, Specials::Parse).unwrap()) == long);
+        }
+    }
+
+    #[test]
+    fn user_text_never_becomes_a_special_token() {
+        for (piece, id) in TOKENIZER.specials() {
+            assert_eq!(TOKENIZER.encode(piece, Specials::Parse).unwrap(), [id]);
+            let text = TOKENIZER.encode(&format!("a{piece}b"), Specials::AsText).unwrap();
+            assert!(text.iter().all(|&id| !TOKENIZER.is_special(id)), "{piece}");
+        }
+    }
+
+    fn parts() -> (Vec<String>, Vec<i32>, Vec<String>) {
+        let tokens = byte_alphabet().iter().map(char::to_string).chain(["ab".into(), "<s>".into(), "[PAD]".into()]);
+        let kinds = [vec![1; 257], vec![3, 5]].concat();
+        (tokens.collect(), kinds, vec!["a b".into()])
+    }
+
+    fn build(change: impl FnOnce(&mut Vec<String>, &mut Vec<i32>, &mut Vec<String>, &mut &str)) -> Result<Tokenizer, TextError> {
+        let (mut tokens, mut kinds, mut merges) = parts();
+        let mut pre = "qwen35";
+        change(&mut tokens, &mut kinds, &mut merges, &mut pre);
+        let ends = vec![257];
+        Tokenizer::from_parts(&TokenizerParts { tokens: &tokens, kinds: &kinds, merges: &merges, pre, ends, bos: None, add_bos: false })
+    }
+
+    #[test]
+    fn parts_that_hold_together_make_a_tokenizer() {
+        let tokenizer = build(|_, _, _, _| {}).unwrap();
+        assert_eq!(tokenizer.encode("abc<s>", Specials::Parse).unwrap(), [256, u32::from(b'c'), 257]);
+        assert_eq!(tokenizer.token_bytes(9999), b"");
+        assert_eq!(tokenizer.kind(258), Some(TokenKind::Unused));
+    }
+
+    /// Each fault gives an error that names the key, and none a panic (the `tokenizers` crate panics on some).
+    #[test]
+    fn parts_that_contradict_each_other_are_refused() {
+        type Change = fn(&mut Vec<String>, &mut Vec<i32>, &mut Vec<String>, &mut &str);
+        let faults: [(&str, &str, Change); 12] = [
+            (PRE, "expected qwen2 or qwen35", |_, _, _, pre| *pre = "llama3"),
+            (KINDS, "expected 259 entries", |_, kinds, _, _| kinds.truncate(5)),
+            (KINDS, "token 7: expected a type from 1 to 6, found 9", |_, kinds, _, _| kinds[7] = 9),
+            (TOKENS, "no usable vocabulary", |tokens, _, _, _| tokens.clear()),
+            (TOKENS, "are both \"ab\"", |tokens, kinds, _, _| { tokens.push("ab".into()); kinds.push(1); }),
+            (TOKENS, "are both \"<s>\"", |tokens, kinds, _, _| { tokens.push("<s>".into()); kinds.push(4); }),
+            (TOKENS, "special token 257 is empty", |tokens, _, _, _| tokens[257].clear()),
+            (TOKENS, "no token for byte 0x41", |tokens, _, _, _| tokens[0x41] = "AA".into()),
+            (MERGES, "merge 1 (\"a\")", |_, _, merges, _| merges.push("a".into())),
+            (MERGES, "\"zz\" is not in the vocabulary", |_, _, merges, _| merges.push("zz a".into())),
+            (MERGES, "\"ba\" is not in the vocabulary", |_, _, merges, _| merges.push("b a".into())),
+            (MERGES, "\"<s>\" is not in the vocabulary", |_, _, merges, _| merges.push("<s> a".into())),
+        ];
+        for (key, problem, change) in faults {
+            match build(change) {
+                Err(TextError::Tokenizer { field, problem: found }) => {
+                    assert_eq!(field, key);
+                    assert!(found.contains(problem), "expected {problem:?} in {found:?}");
+                }
+                other => panic!("{key} {problem}: {other:?}"),
+            }
+        }
+    }
+}

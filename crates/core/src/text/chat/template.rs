@@ -373,6 +373,28 @@ mod tests {
         }
     }
 
+    /// Rendered by transformers' own Jinja2 environment: `scripts/make_chat_goldens.py`.
+    #[test]
+    fn renders_as_transformers_does() {
+        for row in crate::text::fixtures::golden_json("text/chat.json").as_array().unwrap() {
+            let source = std::fs::read_to_string(crate::text::fixtures::golden(row["template"].as_str().unwrap()));
+            let template = ChatTemplate::new(&source.unwrap(), "<|endoftext|>", "<|im_end|>").unwrap();
+            let mut extra = row["input"].as_object().unwrap().clone();
+            let input = TemplateInput {
+                messages: extra.remove("messages").unwrap(),
+                tools: extra.remove("tools"),
+                add_generation_prompt: extra.remove("add_generation_prompt").is_none_or(|add| add == true),
+                enable_thinking: extra.remove("enable_thinking").and_then(|enable| enable.as_bool()),
+                extra,
+            };
+            match (template.render(&input), row.get("text")) {
+                (Ok(text), Some(expected)) => assert_eq!(text, expected.as_str().unwrap(), "{}", row["input"]),
+                (Err(TextError::Template(message)), None) => assert_eq!(message, row["error"].as_str().unwrap()),
+                (result, _) => panic!("{}: {result:?}", row["input"]),
+            }
+        }
+    }
+
     #[test]
     fn dates_are_written_as_strftime_writes_them() {
         let leap_day = 1_709_214_302;

@@ -15,6 +15,8 @@
 
 mod parser;
 mod schema;
+#[cfg(test)]
+mod tests;
 
 pub use parser::OutputParser;
 pub use schema::{ParameterTypes, ToolSchemas};

@@ -79,6 +79,8 @@ pub struct OutputParser {
     parameters: usize,
     /// The value so far of a parameter that is not streamed.
     value: String,
+    /// Blanks before a `<tool_call>` that may turn out to be text.
+    gap: String,
 }
 
 impl OutputParser {
@@ -95,6 +97,7 @@ impl OutputParser {
             parameter: String::new(),
             parameters: 0,
             value: String::new(),
+            gap: String::new(),
         }
     }
 
@@ -183,6 +186,9 @@ impl OutputParser {
             _ => self.buffer[..end].trim_end().len(),
         };
         let text = self.buffer[..shown].to_owned();
+        if found.is_some() {
+            self.gap = self.buffer[shown..end].to_owned();
+        }
         self.buffer.drain(..if found.is_some() { end + tag.len() } else { shown });
         let any = !text.is_empty();
         if any {
@@ -254,7 +260,8 @@ impl OutputParser {
             Name::Partial if !last => Step::Wait,
             _ => {
                 // No call after all: text that mentions the tag.
-                self.pieces.push(Piece::Content(CALL.to_owned()));
+                let text = std::mem::take(&mut self.gap) + CALL;
+                self.pieces.push(Piece::Content(text));
                 self.state = State::Content;
                 Step::Go
             }

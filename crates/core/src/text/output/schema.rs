@@ -126,7 +126,6 @@ impl ParameterTypes {
             {
                 return trimmed.to_owned();
             }
-            // A string in quotes where only lists, numbers and the like are expected is no string the model wrote raw.
             match trimmed {
                 "True" | "TRUE" if self.boolean && !self.string => return "true".into(),
                 "False" | "FALSE" if self.boolean && !self.string => return "false".into(),
