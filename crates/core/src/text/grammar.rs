@@ -21,6 +21,7 @@ const MAX_SOURCE: usize = 1 << 20;
 pub struct GrammarEnv {
     factory: ParserFactory,
     vocab_size: usize,
+    ends: Arc<[u32]>,
     /// `</think>`
     think_end: Option<u32>,
     /// `<tool_call>` and `</tool_call>`
@@ -66,7 +67,8 @@ impl GrammarEnv {
         }))
         .map_err(|error| failed(error.to_string()))?;
         let both = tokenizer.id_of("<tool_call>").zip(tokenizer.id_of("</tool_call>"));
-        Ok(Arc::new(Self { factory, vocab_size, think_end: tokenizer.id_of("</think>"), tool_call: both }))
+        let ends = tokenizer.eos_ids().into();
+        Ok(Arc::new(Self { factory, vocab_size, ends, think_end: tokenizer.id_of("</think>"), tool_call: both }))
     }
 }
 
@@ -108,6 +110,7 @@ impl GrammarSpec {
 #[derive(Clone)]
 pub struct Grammar {
     matcher: Matcher,
+    ends: Arc<[u32]>,
     mask: TokenMask,
 }
 
@@ -177,7 +180,7 @@ impl Grammar {
         if let Some(problem) = matcher.get_error() {
             return Err(failed(problem));
         }
-        Ok(Self { matcher, mask: TokenMask { bits: SimpleVob::alloc(env.vocab_size) } })
+        Ok(Self { matcher, ends: env.ends.clone(), mask: TokenMask { bits: SimpleVob::alloc(env.vocab_size) } })
     }
 
     /// JSON that `schema` allows.
@@ -210,6 +213,9 @@ impl Grammar {
     /// # Errors
     /// [`TextError::Grammar`] for a token that is not allowed here; the grammar is of no use from then on.
     pub fn accept(&mut self, id: u32) -> Result<(), TextError> {
+        if self.is_stopped() && !self.matcher.is_error() && self.ends.contains(&id) {
+            return Ok(());
+        }
         self.matcher.consume_token(id).map_err(failed_step)
     }
 
@@ -408,7 +414,8 @@ mod tests {
         let mut wrong = grammar(&GrammarSpec::JsonObject);
         let id = TOKENIZER.id_of("x").unwrap();
         assert!(wrong.accept(id).is_err());
-        assert!(!wrong.mask().unwrap().allows(u32::MAX));
+        assert!(wrong.mask().is_err());
+        assert!(!g.mask().unwrap().allows(u32::MAX));
     }
 
     #[test]
@@ -448,7 +455,13 @@ mod tests {
         for (spec, text, expected) in [
             (&one, call("now>\n"), true),
             (&one, call(&format!("get_weather>\n{city}")), true),
-            (&one, call(&format!("get_weather>\n{city}<parameter=unit>\nC\n</parameter>\n<parameter=days>\n12\n</parameter>\n")), true),
+            (
+                &one,
+                call(&format!(
+                    "get_weather>\n{city}<parameter=unit>\nC\n</parameter>\n<parameter=days>\n12\n</parameter>\n"
+                )),
+                true,
+            ),
             (&one, call(&format!("get_weather>\n{city}<parameter=where>\n{{\"x\": 1.5}}\n</parameter>\n")), true),
             (&one, call(&format!("get_weather>\n{city}<parameter=unit>\nK\n</parameter>\n")), false),
             (&one, call(&format!("get_weather>\n{city}<parameter=days>\n1.5\n</parameter>\n")), false),

@@ -445,7 +445,8 @@ mod tests {
             assert_eq!(TOKENIZER.decode(&TOKENIZER.encode(text, Specials::AsText).unwrap()), nfc);
         }
         // Beyond the backtrack limit of the regex the `tokenizers` library would use.
-        for long in [" ".repeat(200_000) + "x", "\u{301}".repeat(100_000), "क्".repeat(50_000), "ab\n".repeat(100_000)] {
+        for long in [" ".repeat(200_000) + "x", "\u{301}".repeat(100_000), "क्".repeat(50_000), "ab\n".repeat(100_000)]
+        {
             assert!(TOKENIZER.decode(&TOKENIZER.encode(&long, Specials::Parse).unwrap()) == long);
         }
     }
@@ -460,17 +461,27 @@ mod tests {
     }
 
     fn parts() -> (Vec<String>, Vec<i32>, Vec<String>) {
-        let tokens = byte_alphabet().iter().map(char::to_string).chain(["ab".into(), "<s>".into(), "[PAD]".into()]);
+        let tokens = byte_alphabet().into_iter().map(String::from).chain(["ab".into(), "<s>".into(), "[PAD]".into()]);
         let kinds = [vec![1; 257], vec![3, 5]].concat();
         (tokens.collect(), kinds, vec!["a b".into()])
     }
 
-    fn build(change: impl FnOnce(&mut Vec<String>, &mut Vec<i32>, &mut Vec<String>, &mut &str)) -> Result<Tokenizer, TextError> {
+    fn build(
+        change: impl FnOnce(&mut Vec<String>, &mut Vec<i32>, &mut Vec<String>, &mut &str),
+    ) -> Result<Tokenizer, TextError> {
         let (mut tokens, mut kinds, mut merges) = parts();
         let mut pre = "qwen35";
         change(&mut tokens, &mut kinds, &mut merges, &mut pre);
         let ends = vec![257];
-        Tokenizer::from_parts(&TokenizerParts { tokens: &tokens, kinds: &kinds, merges: &merges, pre, ends, bos: None, add_bos: false })
+        Tokenizer::from_parts(&TokenizerParts {
+            tokens: &tokens,
+            kinds: &kinds,
+            merges: &merges,
+            pre,
+            ends,
+            bos: None,
+            add_bos: false,
+        })
     }
 
     #[test]
@@ -490,8 +501,14 @@ mod tests {
             (KINDS, "expected 259 entries", |_, kinds, _, _| kinds.truncate(5)),
             (KINDS, "token 7: expected a type from 1 to 6, found 9", |_, kinds, _, _| kinds[7] = 9),
             (TOKENS, "no usable vocabulary", |tokens, _, _, _| tokens.clear()),
-            (TOKENS, "are both \"ab\"", |tokens, kinds, _, _| { tokens.push("ab".into()); kinds.push(1); }),
-            (TOKENS, "are both \"<s>\"", |tokens, kinds, _, _| { tokens.push("<s>".into()); kinds.push(4); }),
+            (TOKENS, "are both \"ab\"", |tokens, kinds, _, _| {
+                tokens.push("ab".into());
+                kinds.push(1);
+            }),
+            (TOKENS, "are both \"<s>\"", |tokens, kinds, _, _| {
+                tokens.push("<s>".into());
+                kinds.push(4);
+            }),
             (TOKENS, "special token 257 is empty", |tokens, _, _, _| tokens[257].clear()),
             (TOKENS, "no token for byte 0x41", |tokens, _, _, _| tokens[0x41] = "AA".into()),
             (MERGES, "merge 1 (\"a\")", |_, _, merges, _| merges.push("a".into())),

@@ -455,7 +455,12 @@ mod tests {
         for (enable_thinking, add_generation_prompt, expected) in
             [(None, true, true), (Some(true), true, true), (Some(false), true, false), (None, false, false)]
         {
-            let input = TemplateInput { messages: messages.clone(), enable_thinking, add_generation_prompt, ..Default::default() };
+            let input = TemplateInput {
+                messages: messages.clone(),
+                enable_thinking,
+                add_generation_prompt,
+                ..Default::default()
+            };
             let prompt = encode_chat(&TEMPLATE, &TOKENIZER, &input).unwrap();
             assert_eq!(prompt.starts_in_reasoning, expected);
         }
@@ -465,7 +470,9 @@ mod tests {
     fn arguments_come_as_text_or_as_an_object() {
         let with = |arguments: Json| {
             let calls = json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
-            encode(json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": calls}, {"role": "tool", "content": "y"}]))
+            encode(
+                json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": calls}, {"role": "tool", "content": "y"}]),
+            )
         };
         assert_eq!(with(json!("{\"b\": 1, \"a\": \"007\"}")), with(json!({"b": 1, "a": "007"})));
         assert_eq!(with(json!("")), with(Json::Null));
@@ -479,8 +486,14 @@ mod tests {
             (json!([{"content": "x"}]), "messages[0].role"),
             (json!([{"role": "user", "content": 3}]), "messages[0].content"),
             (json!([{"role": "user", "content": [1]}]), "messages[0].content[0]"),
-            (json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]), "messages[0].tool_calls[0].function.arguments"),
-            (json!([{"role": "assistant", "tool_calls": [{"function": {}}]}]), "messages[0].tool_calls[0].function.name"),
+            (
+                json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]),
+                "messages[0].tool_calls[0].function.arguments",
+            ),
+            (
+                json!([{"role": "assistant", "tool_calls": [{"function": {}}]}]),
+                "messages[0].tool_calls[0].function.name",
+            ),
         ] {
             match normalize_messages(&messages) {
                 Err(TextError::Messages { field: found, .. }) => assert_eq!(found, field),

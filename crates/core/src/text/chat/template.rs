@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::value::{Kwargs, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use serde_json::{Map, Value as Json};
 
@@ -125,7 +125,7 @@ impl ChatTemplate {
         environment.set_fuel(Some(BASE_FUEL + size as u64 * FUEL_PER_BYTE));
         let template = environment.get_template(NAME).map_err(template_error)?;
         let mut out = Bounded { bytes: Vec::new() };
-        template.render_captured_to(Value::from(Serde(&variables)), &mut out).map_err(template_error)?;
+        template.render_captured_to(object(&variables), &mut out).map_err(template_error)?;
         String::from_utf8(out.bytes).map_err(|error| TextError::Template(error.to_string()))
     }
 }
@@ -146,6 +146,28 @@ fn error_text(error: &Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// JSON as a template sees it. Not by way of serde: with serde_json's `arbitrary_precision`, which any crate of a build
+/// can turn on, a number would arrive as a map.
+fn value(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(is) => Value::from(*is),
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => items.iter().map(value).collect(),
+        Json::Object(map) => object(map),
+        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.to_string().parse::<i128>()) {
+            (Some(n), ..) => Value::from(n),
+            (_, Some(n), _) => Value::from(n),
+            (_, _, Ok(n)) => Value::from(n),
+            _ => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+    }
+}
+
+fn object(map: &Map<String, Json>) -> Value {
+    Value::from_pairs(map.iter().map(|(key, item)| (key.as_str(), value(item))))
 }
 
 /// Bytes of text in a value, to see how long its rendering may take.

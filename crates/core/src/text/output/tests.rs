@@ -32,127 +32,213 @@ const PLAIN: Case =
 const CASES: &[Case] = &[
     Case { name: "nothing", ..PLAIN },
     Case { name: "plain text", text: " Hello,\nworld <b>!</b> \n", content: " Hello,\nworld <b>!</b> \n", ..PLAIN },
-    Case { name: "reasoning", in_reasoning: true, text: "\nI think\n\nhard. \n</think>\n\nYes.\n", reasoning: "I think\n\nhard.", content: "Yes.\n", ..PLAIN },
-    Case { name: "reasoning opened by the answer", text: "\n<think>\nHm.\n</think>\n\nYes.", reasoning: "Hm.", content: "Yes.", ..PLAIN },
-    Case { name: "reasoning opened twice", in_reasoning: true, text: "<think>\nHm.</think>Yes.", reasoning: "Hm.", content: "Yes.", ..PLAIN },
+    Case {
+        name: "reasoning",
+        in_reasoning: true,
+        text: "\nI think\n\nhard. \n</think>\n\nYes.\n",
+        reasoning: "I think\n\nhard.",
+        content: "Yes.\n",
+        ..PLAIN
+    },
+    Case {
+        name: "reasoning opened by the answer",
+        text: "\n<think>\nHm.\n</think>\n\nYes.",
+        reasoning: "Hm.",
+        content: "Yes.",
+        ..PLAIN
+    },
+    Case {
+        name: "reasoning opened twice",
+        in_reasoning: true,
+        text: "<think>\nHm.</think>Yes.",
+        reasoning: "Hm.",
+        content: "Yes.",
+        ..PLAIN
+    },
     Case { name: "empty reasoning", in_reasoning: true, text: "\n</think>\n\nYes.", content: "Yes.", ..PLAIN },
-    Case { name: "reasoning cut off", in_reasoning: true, text: "I was about to </thi", reasoning: "I was about to </thi", ..PLAIN },
+    Case {
+        name: "reasoning cut off",
+        in_reasoning: true,
+        text: "I was about to </thi",
+        reasoning: "I was about to </thi",
+        ..PLAIN
+    },
     Case { name: "reasoning cut off after a blank", in_reasoning: true, text: "so\n\n", reasoning: "so", ..PLAIN },
-    Case { name: "a tag in the text", text: "Use <think> and </think> so.", content: "Use <think> and </think> so.", ..PLAIN },
-    Case { name: "characters of several bytes", in_reasoning: true, text: "é中🙂</think>é中🙂 <tool", reasoning: "é中🙂", content: "é中🙂 <tool", ..PLAIN },
-    Case { name: "no tools on offer", tools: false, text: "<tool_call>\n<function=f>\n</function>\n</tool_call>", content: "<tool_call>\n<function=f>\n</function>\n</tool_call>", ..PLAIN },
+    Case {
+        name: "a tag in the text",
+        text: "Use <think> and </think> so.",
+        content: "Use <think> and </think> so.",
+        ..PLAIN
+    },
+    Case {
+        name: "characters of several bytes",
+        in_reasoning: true,
+        text: "é中🙂</think>é中🙂 <tool",
+        reasoning: "é中🙂",
+        content: "é中🙂 <tool",
+        ..PLAIN
+    },
+    Case {
+        name: "no tools on offer",
+        tools: false,
+        text: "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        content: "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        ..PLAIN
+    },
     Case {
         name: "one call",
         text: "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("get_weather", r#"{"city":"Paris","days":3}"#, true)], ..PLAIN
+        calls: &[("get_weather", r#"{"city":"Paris","days":3}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "no parameters",
         text: "<tool_call>\n<function=now>\n</function>\n</tool_call>\n",
-        calls: &[("now", "{}", true)], ..PLAIN
+        calls: &[("now", "{}", true)],
+        ..PLAIN
     },
     Case {
         name: "reasoning, text and a call",
         in_reasoning: true,
         text: "Need data.\n</think>\n\nLet me look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
-        reasoning: "Need data.", content: "Let me look.", calls: &[("get_weather", r#"{"city":"Rome"}"#, true)], ..PLAIN
+        reasoning: "Need data.",
+        content: "Let me look.",
+        calls: &[("get_weather", r#"{"city":"Rome"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "parallel calls",
         text: "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>\n",
-        calls: &[("now", "{}", true), ("get_weather", r#"{"city":"Oslo"}"#, true)], ..PLAIN
+        calls: &[("now", "{}", true), ("get_weather", r#"{"city":"Oslo"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "two functions in one call",
         text: "<tool_call>\n<function=now>\n</function>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("now", "{}", true), ("get_weather", r#"{"city":"Oslo"}"#, true)], ..PLAIN
+        calls: &[("now", "{}", true), ("get_weather", r#"{"city":"Oslo"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "text after a call",
         text: "<tool_call>\n<function=now>\n</function>\n</tool_call>\n\nDone.",
-        content: "Done.", calls: &[("now", "{}", true)], ..PLAIN
+        content: "Done.",
+        calls: &[("now", "{}", true)],
+        ..PLAIN
     },
     Case {
         name: "typed values",
         text: "<tool_call>\n<function=get_weather>\n<parameter=city>\n007\n</parameter>\n<parameter=zip>\n01234\n</parameter>\n<parameter=code>\n12\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n<parameter=factor>\n-1.50e3\n</parameter>\n<parameter=days>\n12345678901234567890123\n</parameter>\n<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("get_weather", r#"{"city":"007","zip":"01234","code":12,"exact":true,"factor":-1.50e3,"days":12345678901234567890123,"unit":"C"}"#, true)], ..PLAIN
+        calls: &[(
+            "get_weather",
+            r#"{"city":"007","zip":"01234","code":12,"exact":true,"factor":-1.50e3,"days":12345678901234567890123,"unit":"C"}"#,
+            true,
+        )],
+        ..PLAIN
     },
     Case {
         name: "null and strings that are not",
         text: "<tool_call>\n<function=get_weather>\n<parameter=zip>\nnull\n</parameter>\n<parameter=city>\nnull\n</parameter>\n<parameter=code>\n012\n</parameter>\n<parameter=days>\nmany\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("get_weather", r#"{"zip":null,"city":"null","code":"012","days":"many"}"#, true)], ..PLAIN
+        calls: &[("get_weather", r#"{"zip":null,"city":"null","code":"012","days":"many"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "nested JSON",
         text: "<tool_call>\n<function=get_weather>\n<parameter=where>\n{\n  \"a\": {\"b\": [1, \"</parameter>\", null]}\n}\n</parameter>\n<parameter=tags>\n[\"x\", \"y\"]\n</parameter>\n<parameter=any>\n[1]\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("get_weather", "{\"where\":{\n  \"a\": {\"b\": [1, \"</parameter>\", null]}\n},\"tags\":[\"x\", \"y\"],\"any\":[1]}", true)], ..PLAIN
+        calls: &[(
+            "get_weather",
+            "{\"where\":{\n  \"a\": {\"b\": [1, \"</parameter>\", null]}\n},\"tags\":[\"x\", \"y\"],\"any\":[1]}",
+            true,
+        )],
+        ..PLAIN
     },
     Case {
         name: "unknown function and parameter",
         text: "<tool_call>\n<function=other>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("other", r#"{"n":"12"}"#, true)], ..PLAIN
+        calls: &[("other", r#"{"n":"12"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "tags inside an argument",
         text: "<tool_call>\n<function=write_file>\n<parameter=text>\n<parameter=x>\n1\n</parameter>\n</function> </tool_call>\n</parameter> <tool_call> </parameter>\n</function>!\n</parameter>\n</function>\n</tool_call>",
         calls: &[("write_file", r#"{"text":"<parameter=x>\n1"}"#, true)],
-        content: "</parameter> <tool_call> </parameter>\n</function>!\n</parameter>\n</function>\n</tool_call>", ..PLAIN
+        content: "</parameter> <tool_call> </parameter>\n</function>!\n</parameter>\n</function>\n</tool_call>",
+        ..PLAIN
     },
     Case {
         name: "closing tags inside an argument",
         text: "<tool_call>\n<function=write_file>\n<parameter=text>\na </parameter> b\n</parameter>\nc </function> </tool_call>\n</parameter> <parameter=\nd\n</parameter>\n</function> e <think>\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("write_file", r#"{"text":"a </parameter> b\n</parameter>\nc </function> </tool_call>\n</parameter> <parameter=\nd\n</parameter>\n</function> e <think>"}"#, true)], ..PLAIN
+        calls: &[(
+            "write_file",
+            r#"{"text":"a </parameter> b\n</parameter>\nc </function> </tool_call>\n</parameter> <parameter=\nd\n</parameter>\n</function> e <think>"}"#,
+            true,
+        )],
+        ..PLAIN
     },
     Case {
         name: "blanks and lines in an argument are kept",
         text: "<tool_call>\n<function=write_file>\n<parameter=text>\n\n  two\r\n\n\n</parameter>\n<parameter=path>\n\"q\\\"\t\u{1}\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("write_file", r#"{"text":"\n  two\r\n\n","path":"\"q\\\"\t\u0001"}"#, true)], ..PLAIN
+        calls: &[("write_file", r#"{"text":"\n  two\r\n\n","path":"\"q\\\"\t\u0001"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "written on one line",
         text: "<tool_call><function=write_file><parameter=path>a</parameter><parameter=text></parameter></function></tool_call>",
-        calls: &[("write_file", r#"{"path":"a","text":""}"#, true)], ..PLAIN
+        calls: &[("write_file", r#"{"path":"a","text":""}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "a function not closed",
         text: "<tool_call>\n<function=write_file>\n<parameter=path>\na\n</parameter>\n</tool_call>",
-        calls: &[("write_file", r#"{"path":"a"}"#, true)], ..PLAIN
+        calls: &[("write_file", r#"{"path":"a"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "a call not closed",
         text: "<tool_call>\n<function=write_file>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_",
-        calls: &[("write_file", r#"{"path":"a"}"#, true)], ..PLAIN
+        calls: &[("write_file", r#"{"path":"a"}"#, true)],
+        ..PLAIN
     },
     Case {
         name: "cut off in a string",
         text: "<tool_call>\n<function=write_file>\n<parameter=path>\na\n</parameter>\n<parameter=text>\nonce upon\n</para",
-        calls: &[("write_file", r#"{"path":"a","text":"once upon"#, false)], ..PLAIN
+        calls: &[("write_file", r#"{"path":"a","text":"once upon"#, false)],
+        ..PLAIN
     },
     Case {
         name: "cut off in a number",
         text: "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n12",
-        calls: &[("get_weather", r#"{"city":"Rome""#, false)], ..PLAIN
+        calls: &[("get_weather", r#"{"city":"Rome""#, false)],
+        ..PLAIN
     },
     Case {
         name: "cut off in a parameter's name",
         text: "<tool_call>\n<function=get_weather>\n<parameter=ci",
-        calls: &[("get_weather", "", false)], ..PLAIN
+        calls: &[("get_weather", "", false)],
+        ..PLAIN
     },
-    Case { name: "cut off in the function's name", text: "So: <tool_call>\n<function=get_we", content: "So: <tool_call>\n<function=get_we", ..PLAIN },
-    Case { name: "a call that is none", text: "The tag <tool_call> opens a call.", content: "The tag <tool_call> opens a call.", ..PLAIN },
+    Case {
+        name: "cut off in the function's name",
+        text: "So: <tool_call>\n<function=get_we",
+        content: "So: <tool_call>\n<function=get_we",
+        ..PLAIN
+    },
+    Case {
+        name: "a call that is none",
+        text: "The tag <tool_call> opens a call.",
+        content: "The tag <tool_call> opens a call.",
+        ..PLAIN
+    },
     Case {
         name: "noise before a parameter",
         text: "<tool_call>\n<function=write_file>\nnoise <b>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>",
-        calls: &[("write_file", r#"{"path":"a"}"#, true)], ..PLAIN
+        calls: &[("write_file", r#"{"path":"a"}"#, true)],
+        ..PLAIN
     },
 ];
 
 fn read<'t>(case: &Case, parts: impl IntoIterator<Item = &'t str>) -> Output {
-    let mode = OutputMode {
-        starts_in_reasoning: case.in_reasoning,
-        tools: case.tools.then(tools),
-        id_prefix: "a1".into(),
-    };
+    let mode =
+        OutputMode { starts_in_reasoning: case.in_reasoning, tools: case.tools.then(tools), id_prefix: "a1".into() };
     let mut parser = OutputParser::new(mode);
     let mut output = Output::default();
     for part in parts {
@@ -171,11 +257,8 @@ fn every_case_reads_the_same_whole_and_split_at_every_byte() {
             arguments: arguments.into(),
             complete,
         });
-        let expected = Output {
-            reasoning: case.reasoning.into(),
-            content: case.content.into(),
-            tool_calls: calls.collect(),
-        };
+        let expected =
+            Output { reasoning: case.reasoning.into(), content: case.content.into(), tool_calls: calls.collect() };
         assert_eq!(read(case, [case.text]), expected, "{}", case.name);
         for (at, _) in case.text.char_indices() {
             let (a, b) = case.text.split_at(at);
@@ -185,7 +268,11 @@ fn every_case_reads_the_same_whole_and_split_at_every_byte() {
         assert_eq!(read(case, chars), expected, "{} character by character", case.name);
         for call in &expected.tool_calls {
             if call.complete {
-                assert!(serde_json::from_str::<serde_json::Value>(&call.arguments).is_ok_and(|value| value.is_object()), "{}", case.name);
+                assert!(
+                    serde_json::from_str::<serde_json::Value>(&call.arguments).is_ok_and(|value| value.is_object()),
+                    "{}",
+                    case.name
+                );
             }
         }
     }
