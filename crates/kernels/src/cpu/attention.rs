@@ -17,9 +17,25 @@ use std::cell::RefCell;
 /// Query heads of one kv head whose scores share the loads of a page.
 const HEADS_AT_ONCE: usize = 8;
 
+/// Rows of a slot that go through the pages of a cache together, so that a page is read from memory once for all of them.
+const ROWS_AT_ONCE: usize = 8;
+/// A page range worth a task of its own when there are fewer rows than threads.
+const PAGES_PER_PART: usize = 4;
+
 thread_local! {
-    /// Scores, partial values and folded values of the kv head a thread works on.
+    /// Scores, partial results and folded results of the rows a thread works on.
     static WORK: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Work buffers kept from call to call.
+#[derive(Default)]
+pub(crate) struct Work {
+    /// `rows x heads x head_dim`, normed, turned and scaled.
+    queries: Vec<f32>,
+    /// `rows x kv_heads x head_dim`, normed and turned.
+    keys: Vec<f32>,
+    /// Partial results of pages, when pages are shared out between threads.
+    partial: Vec<f32>,
 }
 
 /// Host rows of one call, see [`crate::Device::attention`].
@@ -73,25 +89,141 @@ impl Kernel for Prepare<'_> {
     }
 }
 
-/// One row's queries of one kv head against its cache.
-struct Attend<'a> {
+/// The query heads of one kv head of a few rows, against the cache of their slot.
+struct Heads<'a> {
     head_dim: usize,
-    /// `group x head_dim`, scaled.
+    /// Query heads per kv head.
+    group: usize,
+    /// Query heads in all: the distance between rows.
+    heads: usize,
+    kv_head: usize,
+    /// `rows x heads x head_dim`, scaled.
     q: &'a [f32],
+    cache: &'a CpuKvCache,
+}
+
+impl Heads<'_> {
+    /// Values of a partial or folded result: `group x head_dim` values, then the largest score and the sum per head.
+    fn result_len(&self) -> usize {
+        self.group * (self.head_dim + 2)
+    }
+
+    fn query(&self, row: usize) -> &[f32] {
+        let width = self.group * self.head_dim;
+        &self.q[row * self.heads * self.head_dim + self.kv_head * width..][..width]
+    }
+
+    /// Partial result of one row and page, of which `rows` cache rows count. `scores` is `group x PAGE_ROWS`.
+    #[inline(always)]
+    fn page<L: Lanes>(&self, lanes: L, row: usize, page: usize, rows: usize, scores: &mut [f32], out: &mut [f32]) {
+        let (key_start, value_start) = self.cache.head_start(self.kv_head);
+        let len = PAGE_ROWS * self.head_dim;
+        let query = self.query(row);
+        match self.cache.page(page) {
+            Page::F16(data) => {
+                let (keys, values) = (&data[key_start..][..len], &data[value_start..][..len]);
+                page_result(lanes, query, keys, values, self.head_dim, rows, scores, out);
+            }
+            Page::F32(data) => {
+                let (keys, values) = (&data[key_start..][..len], &data[value_start..][..len]);
+                page_result(lanes, query, keys, values, self.head_dim, rows, scores, out);
+            }
+        }
+    }
+}
+
+/// A page of one row alone.
+struct OnePage<'a> {
+    heads: Heads<'a>,
+    row: usize,
+    pages: std::ops::Range<usize>,
+    /// Cache rows the row attends to.
+    visible: usize,
+    work: &'a mut Vec<f32>,
+    /// One partial result per page.
+    out: &'a mut [f32],
+}
+
+impl Kernel for OnePage<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let heads = &self.heads;
+        self.work.resize(heads.group * PAGE_ROWS, 0.0);
+        for (page, out) in self.pages.zip(self.out.chunks_exact_mut(heads.result_len())) {
+            let rows = (self.visible - page * PAGE_ROWS).min(PAGE_ROWS);
+            heads.page(lanes, self.row, page, rows, self.work, out);
+        }
+    }
+}
+
+/// Folds partial results in the order of the pages and gates the outcome.
+struct Finish<'a> {
+    head_dim: usize,
+    group: usize,
+    partial: &'a [f32],
     /// `group x [query | gate]`
     gated: &'a [f32],
-    cache: &'a CpuKvCache,
-    kv_head: usize,
-    /// Cache rows to attend to.
-    rows: usize,
-    /// Scores `group x PAGE_ROWS`, partial values and folded values `group x head_dim`, largest and sum `group` each.
-    work: &'a mut [f32],
+    work: &'a mut Vec<f32>,
     /// `group x head_dim`
     out: &'a mut [f32],
 }
 
-fn work_len(group: usize, head_dim: usize) -> usize {
-    group * (PAGE_ROWS + 2 * head_dim + 2)
+impl Kernel for Finish<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let len = self.group * (self.head_dim + 2);
+        self.work.resize(len, 0.0);
+        start_folding(self.group, self.work);
+        for partial in self.partial.chunks_exact(len) {
+            fold_result(lanes, self.group, self.work, partial);
+        }
+        gate_result(lanes, self.group, self.work, self.gated, self.out);
+    }
+}
+
+/// A few rows of one slot and kv head through all their pages.
+struct RowBlock<'a> {
+    heads: Heads<'a>,
+    rows: std::ops::Range<usize>,
+    /// Cache rows the first of the rows attends to; each next one sees one more.
+    visible: usize,
+    /// `rows x heads x [query | gate]`
+    gated: &'a [f32],
+    work: &'a mut Vec<f32>,
+    /// `rows x heads x head_dim`; this task writes its rows' and kv head's part.
+    out: &'a SharedSlice<'a, f32>,
+}
+
+impl Kernel for RowBlock<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let heads = &self.heads;
+        let (group, len) = (heads.group, heads.result_len());
+        self.work.resize(group * PAGE_ROWS + (self.rows.len() + 1) * len, 0.0);
+        let (scores, results) = self.work.split_at_mut(group * PAGE_ROWS);
+        let (partial, folded) = results.split_at_mut(len);
+        folded.chunks_exact_mut(len).for_each(|folded| start_folding(group, folded));
+        let most_visible = self.visible + self.rows.len() - 1;
+        for page in 0..most_visible.div_ceil(PAGE_ROWS) {
+            for (index, folded) in folded.chunks_exact_mut(len).enumerate() {
+                let rows = (self.visible + index).saturating_sub(page * PAGE_ROWS).min(PAGE_ROWS);
+                if rows > 0 {
+                    heads.page(lanes, self.rows.start + index, page, rows, scores, partial);
+                    fold_result(lanes, group, folded, partial);
+                }
+            }
+        }
+        let width = group * heads.head_dim;
+        for (row, folded) in self.rows.clone().zip(folded.chunks_exact(len)) {
+            let at = row * heads.heads * heads.head_dim + heads.kv_head * width;
+            // SAFETY: no other task has this row and kv head.
+            let out = unsafe { self.out.range(at..at + width) };
+            gate_result(lanes, group, folded, &self.gated[2 * at..2 * (at + width)], out);
+        }
+    }
 }
 
 /// One value type of a page.
@@ -254,80 +386,99 @@ fn weighted_values<L: Lanes, E: Element, const G: usize>(
     }
 }
 
-impl Attend<'_> {
-    #[inline(always)]
-    fn page<L: Lanes, E: Element>(&mut self, lanes: L, keys: &[E], values: &[E], rows: usize) {
-        let head_dim = self.head_dim;
-        let group = self.q.len() / head_dim;
-        let (scores, rest) = self.work.split_at_mut(group * PAGE_ROWS);
-        let (partial, rest) = rest.split_at_mut(group * head_dim);
-        let (folded, rest) = rest.split_at_mut(group * head_dim);
-        let (largest, sums) = rest.split_at_mut(group);
-        let tiles = rows.div_ceil(LANES);
-        page_scores(lanes, self.q, keys, head_dim, tiles, group, scores);
-        let mut page_largest = [0.0f32; HEADS_AT_ONCE];
-        let mut page_sum = [0.0f32; HEADS_AT_ONCE];
-        let mut head = 0;
-        while head < group {
-            let count = (group - head).min(HEADS_AT_ONCE);
-            for index in 0..count {
-                let scores = &mut scores[(head + index) * PAGE_ROWS..][..tiles * LANES];
-                scores[rows..].fill(f32::NEG_INFINITY);
-                let (lane_scores, _) = vectors_mut(scores);
-                let mut top = lanes.load(&lane_scores[0]);
-                for chunk in &lane_scores[1..] {
-                    top = lanes.max(lanes.load(chunk), top);
-                }
-                let top = lanes.largest(top);
-                for chunk in lane_scores.iter_mut() {
-                    lanes.store(lanes.exp(lanes.sub(lanes.load(chunk), lanes.splat(top))), chunk);
-                }
-                scores[rows..].fill(0.0);
-                let (lane_scores, _) = vectors(scores);
-                let mut sum = lanes.load(&lane_scores[0]);
-                for chunk in &lane_scores[1..] {
-                    sum = lanes.add(sum, lanes.load(chunk));
-                }
-                page_largest[index] = top;
-                page_sum[index] = lanes.sum(sum);
-            }
-            let mut done = 0;
-            while done < count {
-                let weights = &scores[(head + done) * PAGE_ROWS..];
-                let out = &mut partial[(head + done) * head_dim..];
-                done += match count - done {
-                    4.. => {
-                        weighted_values::<L, E, 4>(lanes, weights, values, head_dim, rows, out);
-                        4
-                    }
-                    2.. => {
-                        weighted_values::<L, E, 2>(lanes, weights, values, head_dim, rows, out);
-                        2
-                    }
-                    _ => {
-                        weighted_values::<L, E, 1>(lanes, weights, values, head_dim, rows, out);
-                        1
-                    }
-                };
-            }
-            for index in 0..count {
-                let one = head + index;
-                let before = largest[one];
-                let top = if page_largest[index] > before { page_largest[index] } else { before };
-                let keep = exp(lanes, before - top);
-                let take = exp(lanes, page_largest[index] - top);
-                largest[one] = top;
-                sums[one] = sums[one].mul_add(keep, page_sum[index] * take);
-                fold(
-                    lanes,
-                    &mut folded[one * head_dim..][..head_dim],
-                    keep,
-                    &partial[one * head_dim..][..head_dim],
-                    take,
-                );
-            }
-            head += count;
+/// Softmax over one page for all heads of the group: `out` is a partial result, see [`Heads::result_len`].
+#[inline(always)]
+fn page_result<L: Lanes, E: Element>(
+    lanes: L,
+    q: &[f32],
+    keys: &[E],
+    values: &[E],
+    head_dim: usize,
+    rows: usize,
+    scores: &mut [f32],
+    out: &mut [f32],
+) {
+    let group = q.len() / head_dim;
+    let (mixed, numbers) = out.split_at_mut(group * head_dim);
+    let (largest, sums) = numbers.split_at_mut(group);
+    let tiles = rows.div_ceil(LANES);
+    page_scores(lanes, q, keys, head_dim, tiles, group, scores);
+    for head in 0..group {
+        let scores = &mut scores[head * PAGE_ROWS..][..tiles * LANES];
+        scores[rows..].fill(f32::NEG_INFINITY);
+        let (chunks, _) = vectors_mut(scores);
+        let mut top = lanes.load(&chunks[0]);
+        for chunk in &chunks[1..] {
+            top = lanes.max(lanes.load(chunk), top);
         }
+        let top = lanes.largest(top);
+        for chunk in chunks.iter_mut() {
+            lanes.store(lanes.exp(lanes.sub(lanes.load(chunk), lanes.splat(top))), chunk);
+        }
+        scores[rows..].fill(0.0);
+        let (chunks, _) = vectors(scores);
+        let mut sum = lanes.load(&chunks[0]);
+        for chunk in &chunks[1..] {
+            sum = lanes.add(sum, lanes.load(chunk));
+        }
+        largest[head] = top;
+        sums[head] = lanes.sum(sum);
+    }
+    let mut head = 0;
+    while head < group {
+        let weights = &scores[head * PAGE_ROWS..];
+        let out = &mut mixed[head * head_dim..];
+        head += match group - head {
+            4.. => {
+                weighted_values::<L, E, 4>(lanes, weights, values, head_dim, rows, out);
+                4
+            }
+            2.. => {
+                weighted_values::<L, E, 2>(lanes, weights, values, head_dim, rows, out);
+                2
+            }
+            _ => {
+                weighted_values::<L, E, 1>(lanes, weights, values, head_dim, rows, out);
+                1
+            }
+        };
+    }
+}
+
+/// A folded result of no pages.
+#[inline(always)]
+fn start_folding(group: usize, folded: &mut [f32]) {
+    folded.fill(0.0);
+    let largest = folded.len() - 2 * group;
+    folded[largest..largest + group].fill(f32::MIN);
+}
+
+/// Takes the next page into a folded result.
+#[inline(always)]
+fn fold_result<L: Lanes>(lanes: L, group: usize, folded: &mut [f32], partial: &[f32]) {
+    let values = folded.len() - 2 * group;
+    let head_dim = values / group;
+    for head in 0..group {
+        let (before, page_top) = (folded[values + head], partial[values + head]);
+        let top = if page_top > before { page_top } else { before };
+        let (keep, take) = (exp(lanes, before - top), exp(lanes, page_top - top));
+        folded[values + head] = top;
+        let sum = &mut folded[values + group + head];
+        *sum = sum.mul_add(keep, partial[values + group + head] * take);
+        let range = head * head_dim..(head + 1) * head_dim;
+        fold(lanes, &mut folded[range.clone()], keep, &partial[range], take);
+    }
+}
+
+/// `out = folded / sum * sigmoid(gate)` per head.
+#[inline(always)]
+fn gate_result<L: Lanes>(lanes: L, group: usize, folded: &[f32], gated: &[f32], out: &mut [f32]) {
+    let values = folded.len() - 2 * group;
+    let head_dim = values / group;
+    for head in 0..group {
+        let gate = &gated[head * 2 * head_dim + head_dim..][..head_dim];
+        let range = head * head_dim..(head + 1) * head_dim;
+        finish(lanes, &folded[range.clone()], 1.0 / folded[values + group + head], gate, &mut out[range]);
     }
 }
 
@@ -341,41 +492,6 @@ fn fold<L: Lanes>(lanes: L, x: &mut [f32], keep: f32, y: &[f32], take: f32) {
     }
     for (x, y) in x_rest.iter_mut().zip(y_rest) {
         *x = x.mul_add(keep, y * take);
-    }
-}
-
-impl Kernel for Attend<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<L: Lanes>(mut self, lanes: L) {
-        let head_dim = self.head_dim;
-        let group = self.q.len() / head_dim;
-        let state = group * (PAGE_ROWS + head_dim);
-        self.work[state..].fill(0.0);
-        let largest = state + group * head_dim;
-        self.work[largest..largest + group].fill(f32::MIN);
-        let (key_start, value_start) = self.cache.head_start(self.kv_head);
-        let len = PAGE_ROWS * head_dim;
-        let cache = self.cache;
-        for page in 0..self.rows.div_ceil(PAGE_ROWS) {
-            let rows = (self.rows - page * PAGE_ROWS).min(PAGE_ROWS);
-            match cache.page(page) {
-                Page::F16(data) => {
-                    self.page(lanes, &data[key_start..][..len], &data[value_start..][..len], rows);
-                }
-                Page::F32(data) => {
-                    self.page(lanes, &data[key_start..][..len], &data[value_start..][..len], rows);
-                }
-            }
-        }
-        let folded = &self.work[state..largest];
-        let sums = &self.work[largest + group..];
-        for head in 0..group {
-            let gate = &self.gated[head * 2 * head_dim + head_dim..][..head_dim];
-            let folded = &folded[head * head_dim..][..head_dim];
-            let out = &mut self.out[head * head_dim..][..head_dim];
-            finish(lanes, folded, 1.0 / sums[head], gate, out);
-        }
     }
 }
 
@@ -393,7 +509,7 @@ fn finish<L: Lanes>(lanes: L, x: &[f32], scale: f32, gate: &[f32], out: &mut [f3
     }
 }
 
-/// The whole op; see [`crate::Device::attention`]. `q_work` and `k_work` are work buffers.
+/// The whole op; see [`crate::Device::attention`].
 pub(crate) fn attention(
     simd: Simd,
     pool: &Pool,
@@ -402,73 +518,112 @@ pub(crate) fn attention(
     rows: &Rows<'_>,
     slots: &[SlotRows],
     caches: &mut [&mut CpuKvCache],
-    (q_work, k_work): (&mut Vec<f32>, &mut Vec<f32>),
+    work: &mut Work,
     out: &mut Vec<f32>,
 ) {
-    let head_dim = shape.head_dim;
-    let (q_width, kv_width) = (shape.heads * head_dim, shape.kv_heads * head_dim);
+    let (head_dim, kv_heads) = (shape.head_dim, shape.kv_heads);
+    let (q_width, kv_width) = (shape.heads * head_dim, kv_heads * head_dim);
     let n_rows = rows.k.len() / kv_width;
-    q_work.resize(n_rows * q_width, 0.0);
-    k_work.resize(n_rows * kv_width, 0.0);
+    let Work { queries, keys, partial } = work;
+    queries.resize(n_rows * q_width, 0.0);
+    keys.resize(n_rows * kv_width, 0.0);
     out.resize(n_rows * q_width, 0.0);
-    let rope_width = shape.rotary_dims;
-    {
-        let (q_out, k_out) = (SharedSlice::new(q_work), SharedSlice::new(k_work));
-        pool.run(n_rows, &|row| {
-            // SAFETY: every task has a row of its own.
-            let (q_out, k_out) = unsafe {
-                (q_out.range(row * q_width..(row + 1) * q_width), k_out.range(row * kv_width..(row + 1) * kv_width))
-            };
-            dispatch(
-                simd,
-                Prepare {
-                    shape,
-                    q_norm: norms.0,
-                    k_norm: norms.1,
-                    q: &rows.q[row * 2 * q_width..(row + 1) * 2 * q_width],
-                    k: &rows.k[row * kv_width..(row + 1) * kv_width],
-                    rope: &rows.rope[row * rope_width..(row + 1) * rope_width],
-                    q_out,
-                    k_out,
-                },
-            );
-        });
-    }
+    prepare_rows(simd, pool, shape, norms, rows, queries, keys);
     for slot in slots {
         let cache = &mut caches[slot.slot];
         cache.reserve(slot.held, slot.held + slot.count);
         for index in 0..slot.count {
             let at = (slot.first + index) * kv_width;
-            cache.write(slot.held + index, &k_work[at..at + kv_width], &rows.v[at..at + kv_width]);
+            cache.write(slot.held + index, &keys[at..at + kv_width], &rows.v[at..at + kv_width]);
         }
     }
     let caches: &[&mut CpuKvCache] = caches;
-    let group = shape.heads / shape.kv_heads;
-    let width = group * head_dim;
-    let q_work: &[f32] = q_work;
-    let shared_out = SharedSlice::new(out);
+    let group = shape.heads / kv_heads;
+    let queries: &[f32] = queries;
+    let out = SharedSlice::new(out);
+    let heads_of = |slot: &SlotRows, kv_head| Heads {
+        head_dim,
+        group,
+        heads: shape.heads,
+        kv_head,
+        q: queries,
+        cache: &*caches[slot.slot],
+    };
     let slot_of = |row: usize| slots.iter().find(|slot| row < slot.first + slot.count).expect("every row has a slot");
-    pool.run(n_rows * shape.kv_heads, &|task| {
-        let (row, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
-        let slot = slot_of(row);
-        let at = row * q_width + kv_head * width;
-        // SAFETY: every task has a row and kv head of its own.
-        let out = unsafe { shared_out.range(at..at + width) };
-        WORK.with_borrow_mut(|work| {
-            work.resize(work_len(group, head_dim), 0.0);
-            dispatch(
-                simd,
-                Attend {
-                    head_dim,
-                    q: &q_work[at..at + width],
-                    gated: &rows.q[2 * at..2 * (at + width)],
-                    cache: &*caches[slot.slot],
-                    kv_head,
-                    rows: slot.held + (row - slot.first) + 1,
-                    work,
-                    out,
-                },
-            );
+    let most_pages = slots.iter().map(|slot| (slot.held + slot.count).div_ceil(PAGE_ROWS)).max().unwrap_or(0);
+    if n_rows * kv_heads < 2 * pool.threads() && most_pages >= 2 * PAGES_PER_PART && pool.threads() > kv_heads {
+        // Few rows and a long cache: share out the pages, then fold. The fold is the same, so the bits are.
+        let len = group * (head_dim + 2);
+        let parts = most_pages.div_ceil(PAGES_PER_PART);
+        partial.resize(n_rows * kv_heads * most_pages * len, 0.0);
+        let shared = SharedSlice::new(partial);
+        let visible_of = |row: usize| (slot_of(row).held + row - slot_of(row).first) + 1;
+        pool.run(n_rows * kv_heads * parts, &|task| {
+            let (at, part) = (task / parts, task % parts);
+            let (row, kv_head) = (at / kv_heads, at % kv_heads);
+            let last = visible_of(row).div_ceil(PAGE_ROWS).min((part + 1) * PAGES_PER_PART);
+            let pages = part * PAGES_PER_PART..last;
+            if !pages.is_empty() {
+                let start = at * most_pages;
+                // SAFETY: every task has pages of its own.
+                let out = unsafe { shared.range((start + pages.start) * len..(start + pages.end) * len) };
+                let (heads, visible) = (heads_of(slot_of(row), kv_head), visible_of(row));
+                WORK.with_borrow_mut(|work| dispatch(simd, OnePage { heads, row, pages, visible, work, out }));
+            }
         });
+        let partial: &[f32] = partial;
+        pool.run(n_rows * kv_heads, &|at| {
+            let pages = visible_of(at / kv_heads).div_ceil(PAGE_ROWS);
+            let partial = &partial[at * most_pages * len..][..pages * len];
+            let first = at * group * head_dim;
+            // SAFETY: every task has a row and kv head of its own.
+            let out = unsafe { out.range(first..first + group * head_dim) };
+            let gated = &rows.q[2 * first..2 * (first + group * head_dim)];
+            WORK.with_borrow_mut(|work| dispatch(simd, Finish { head_dim, group, partial, gated, work, out }));
+        });
+        return;
+    }
+    let block = if n_rows * kv_heads >= 2 * ROWS_AT_ONCE * pool.threads() { ROWS_AT_ONCE } else { 1 };
+    let blocks_of = |slot: &SlotRows| slot.count.div_ceil(block);
+    let blocks: usize = slots.iter().map(blocks_of).sum();
+    pool.run(blocks * kv_heads, &|task| {
+        // Blocks of one kv head follow each other, so that its pages stay in the cache; long ones first.
+        let (kv_head, mut index) = (task / blocks, blocks - 1 - task % blocks);
+        for slot in slots {
+            if index < blocks_of(slot) {
+                let first = slot.first + index * block;
+                let last = (slot.first + slot.count).min(first + block);
+                let visible = slot.held + (first - slot.first) + 1;
+                let heads = heads_of(slot, kv_head);
+                let (gated, out) = (rows.q, &out);
+                return WORK.with_borrow_mut(|work| {
+                    dispatch(simd, RowBlock { heads, rows: first..last, visible, gated, work, out });
+                });
+            }
+            index -= blocks_of(slot);
+        }
+    });
+}
+
+/// Norms, rope and scale of all rows.
+fn prepare_rows(
+    simd: Simd,
+    pool: &Pool,
+    shape: &AttentionShape,
+    (q_norm, k_norm): (&[f32], &[f32]),
+    rows: &Rows<'_>,
+    queries: &mut [f32],
+    keys: &mut [f32],
+) {
+    let (q_width, kv_width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let n_rows = keys.len() / kv_width;
+    let (q_out, k_out) = (SharedSlice::new(queries), SharedSlice::new(keys));
+    pool.run(n_rows, &|row| {
+        let (q_range, k_range) = (row * q_width..(row + 1) * q_width, row * kv_width..(row + 1) * kv_width);
+        // SAFETY: every task has a row of its own.
+        let (q_out, k_out) = unsafe { (q_out.range(q_range.clone()), k_out.range(k_range.clone())) };
+        let q = &rows.q[2 * q_range.start..2 * q_range.end];
+        let rope = &rows.rope[row * shape.rotary_dims..(row + 1) * shape.rotary_dims];
+        dispatch(simd, Prepare { shape, q_norm, k_norm, q, k: &rows.k[k_range], rope, q_out, k_out });
     });
 }

@@ -22,8 +22,7 @@ pub struct CpuDevice {
 #[derive(Default)]
 pub struct CpuScratch {
     input: Activations,
-    queries: Vec<f32>,
-    keys: Vec<f32>,
+    attention: attention::Work,
     delta: delta_net::Work,
     moe: moe::Work,
 }
@@ -139,8 +138,7 @@ impl Device for CpuDevice {
     ) {
         let rows = attention::Rows { q: input.q, k: input.k, v: input.v, rope: input.rope };
         let norms = (&weights.q_norm[..], &weights.k_norm[..]);
-        let work = (&mut scratch.queries, &mut scratch.keys);
-        attention(self.simd, &self.pool, shape, norms, &rows, slots, caches, work, out);
+        attention(self.simd, &self.pool, shape, norms, &rows, slots, caches, &mut scratch.attention, out);
     }
 
     fn delta_net(

@@ -10,6 +10,8 @@ mod lanes;
 pub mod matmul;
 mod moe;
 mod norm;
+#[cfg(test)]
+mod op_tests;
 mod pool;
 mod simd;
 
