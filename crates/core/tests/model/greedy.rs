@@ -3,9 +3,10 @@
 use super::{golden, read, rows, tiny};
 use strata_core::model::{StepOutput, Window};
 
-/// Two log-probabilities this close count as a tie: 8-bit activations and f16 caches move logits of this model by about a
-/// tenth of it. A tie must show on both sides.
-const NEAR_TIE: f64 = 0.15;
+/// Log-probabilities this close count as a tie, which must show on both sides. 8-bit activations move most of this model's
+/// log-probabilities by 0.002 (half of the steps) to 0.05 (99 of 100), but where they make the router choose another expert
+/// single candidates move by up to 0.8. (With all weights in f32 both engines agree within 0.001 at those very steps.)
+const NEAR_TIE: f64 = 0.75;
 
 fn log_probabilities(logits: &[f32]) -> impl Fn(usize) -> f64 + '_ {
     let top = logits.iter().copied().fold(f32::MIN, f32::max);
@@ -13,8 +14,12 @@ fn log_probabilities(logits: &[f32]) -> impl Fn(usize) -> f64 + '_ {
     move |id| f64::from(logits[id] - top) - sum.ln()
 }
 
+/// `<|endoftext|>` and `<|im_end|>`: the goldens were made with `ignore_eos`, and list candidates before it applies.
+const END_TOKENS: [usize; 2] = [6106, 6108];
+
 fn best(logits: &[f32]) -> usize {
-    (0..logits.len()).reduce(|best, id| if logits[id] > logits[best] { id } else { best }).expect("a vocabulary")
+    let ids = (0..logits.len()).filter(|id| !END_TOKENS.contains(id));
+    ids.reduce(|best, id| if logits[id] > logits[best] { id } else { best }).expect("a vocabulary")
 }
 
 #[test]
@@ -38,7 +43,8 @@ fn greedy_text_equals_llama_cpp_except_at_near_ties() {
         let mut logits = logits[logits.len() - vocab..].to_vec();
         let mut same = true;
         for (step, &token) in expected.iter().enumerate() {
-            let own = log_probabilities(&logits);
+            let row = std::mem::take(&mut logits);
+            let own = log_probabilities(&row);
             let theirs: Vec<(usize, f64)> = case["top"][step]
                 .as_array()
                 .expect("log-probabilities")
@@ -47,9 +53,10 @@ fn greedy_text_equals_llama_cpp_except_at_near_ties() {
                 .collect();
             largest = largest.max((own(theirs[0].0) - theirs[0].1).abs());
             compared += 1;
-            let ours = best(&logits);
+            let ours = best(&row);
             if ours != token as usize {
-                let their_gap = theirs.iter().find(|(id, _)| *id == ours).map(|(_, value)| theirs[0].1 - value);
+                let of = |id: usize| theirs.iter().find(|(other, _)| *other == id).map(|(_, value)| *value);
+                let their_gap = of(token as usize).zip(of(ours)).map(|(token, ours)| token - ours);
                 let our_gap = own(ours) - own(token as usize);
                 let tie = our_gap < NEAR_TIE && their_gap.is_some_and(|gap| gap < NEAR_TIE);
                 assert!(tie, "{name}, token {step}: {ours} by {our_gap}, llama.cpp {token} by {their_gap:?}");
@@ -60,7 +67,7 @@ fn greedy_text_equals_llama_cpp_except_at_near_ties() {
             let window = Window { rows: rows(0, &[token], state.rows(), true), verify: vec![] };
             if step + 1 < expected.len() {
                 model.forward(&window, &mut [&mut state], &mut out).expect("runs");
-                logits.clone_from(&out.logits);
+                logits = out.logits.clone();
             }
         }
         equal += usize::from(same);
