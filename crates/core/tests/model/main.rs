@@ -50,7 +50,13 @@ fn read(model: &Model, state: &mut SlotState, tokens: &[u32], chunk: usize) -> (
 }
 
 /// Reads the MTP head over `tokens`, whose trunk hidden rows are `hidden`, in windows of `chunk` rows.
-fn read_mtp(model: &Model, state: &mut SlotState, tokens: &[u32], hidden: &[f32], chunk: usize) -> (Vec<f32>, Vec<f32>) {
+fn read_mtp(
+    model: &Model,
+    state: &mut SlotState,
+    tokens: &[u32],
+    hidden: &[f32],
+    chunk: usize,
+) -> (Vec<f32>, Vec<f32>) {
     let width = model.config().hidden;
     let mut before = vec![0.0; width];
     before.extend_from_slice(hidden);

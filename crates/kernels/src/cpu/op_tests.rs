@@ -267,7 +267,15 @@ impl DeltaCase {
         }
     }
 
-    fn window(&self, simd: Simd, pool: &Pool, state: &mut CpuDeltaState, first: usize, last: usize, verify: bool) -> Vec<f32> {
+    fn window(
+        &self,
+        simd: Simd,
+        pool: &Pool,
+        state: &mut CpuDeltaState,
+        first: usize,
+        last: usize,
+        verify: bool,
+    ) -> Vec<f32> {
         let (channels, heads) = (self.shape.conv_channels(), self.shape.value_heads);
         let inner = heads * self.shape.value_dim;
         let rows = delta_net::Rows {
@@ -276,8 +284,7 @@ impl DeltaCase {
             beta: &self.beta[first * heads..last * heads],
             alpha: &self.alpha[first * heads..last * heads],
         };
-        let weights =
-            delta_net::Weights { conv: &self.conv, dt_bias: &self.dt_bias, a: &self.a, norm: &self.norm };
+        let weights = delta_net::Weights { conv: &self.conv, dt_bias: &self.dt_bias, a: &self.a, norm: &self.norm };
         let mut out = Vec::new();
         delta_net(
             simd,
