@@ -1,3 +1,4 @@
-//! The HTTP server of strata (the `strata` binary's `serve` command).
+//! What the `strata` binary is made of besides its subcommands: the HTTP server and the bundled model.
 
+pub mod bundled;
 pub mod server;

@@ -1,1 +1,29 @@
-fn main() {}
+//! The `strata` program: parse, run one subcommand, turn its result into an exit code.
+
+mod cli;
+mod run;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Get the most out of Qwen3.6-35B-A3B on the machine in front of you.
+#[derive(Parser)]
+#[command(name = "strata", version, max_term_width = 120, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failure, 2 bad input or usage, 3 a comparison went past its threshold, 130 interrupted.")]
+struct Strata {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generate text from a prompt, a file, a pipe, or in a conversation
+    Run(Box<run::Args>),
+}
+
+fn main() -> ExitCode {
+    let result = match Strata::parse().command {
+        Command::Run(args) => run::run(*args),
+    };
+    result.unwrap_or_else(|error| cli::failure::report(&error))
+}

@@ -1,0 +1,195 @@
+//! Finding and opening what a command computes with: the model file, the text side of it, the vision encoder.
+
+use super::failure::BadInput;
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use strata::bundled;
+use strata_core::gguf::GgufFile;
+use strata_core::model::{KvType, LoadOptions, Model};
+use strata_core::text::{ChatTemplate, Tokenizer};
+use strata_core::vision::{PictureReader, PreprocessOptions, VisionEncoder};
+
+/// Bytes of encoded pictures kept for reuse.
+const PICTURE_CACHE_BYTES: usize = 256 << 20;
+/// Most rows a picture may take when the encoder runs on the CPU, unless set.
+const CPU_PICTURE_TOKENS: u32 = 300;
+
+/// Which model, and how it is computed.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// Model file (GGUF; the first part of a split file) [default: the bundled tiny model]
+    #[arg(short, long, value_name = "FILE", env = "STRATA_MODEL")]
+    pub model: Option<PathBuf>,
+    /// Threads [default: one per core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Type of the attention cache
+    #[arg(long, value_name = "TYPE", default_value = "f16", alias = "cache-type-k")]
+    pub kv_type: KvTypeArg,
+}
+
+/// Which vision encoder, and how pictures are read.
+#[derive(clap::Args, Clone, Debug)]
+pub struct VisionArgs {
+    /// Vision encoder (mmproj GGUF) [default: an mmproj*.gguf beside the model]
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
+    /// Whether pictures are read, and where the encoder runs
+    #[arg(long, value_name = "WHERE", default_value = "yes")]
+    pub vision: VisionArg,
+    /// Most rows (tokens) a picture may take [default: 300 on the CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub vision_tokens: Option<u32>,
+}
+
+/// `--kv-type`
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvTypeArg {
+    /// Half precision
+    F16,
+    /// Single precision
+    F32,
+}
+
+/// `--vision`
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VisionArg {
+    /// Read pictures if there is an encoder
+    Yes,
+    /// No encoder is opened
+    No,
+    /// Encode on the CPU
+    Cpu,
+    /// Encode on a GPU
+    Gpu,
+}
+
+impl ModelArgs {
+    /// Threads to compute with.
+    pub fn threads(&self) -> usize {
+        self.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n as usize)
+    }
+
+    /// Opens the model file, or the bundled model with one line on stderr saying so.
+    pub fn open(&self) -> Result<GgufFile> {
+        if let Some(path) = &self.model {
+            return open_gguf(path);
+        }
+        let data = bundled::model().ok_or_else(|| {
+            BadInput::new("no model given, and this build has none bundled").hint("give one with -m FILE or $STRATA_MODEL")
+        })?;
+        eprintln!("strata: using {} (choose another with -m FILE)", bundled::NAME);
+        Ok(GgufFile::from_bytes(bundled::NAME, data)?)
+    }
+
+    /// How the model shall be loaded.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            threads: self.threads(),
+            kv_type: match self.kv_type {
+                KvTypeArg::F16 => KvType::F16,
+                KvTypeArg::F32 => KvType::F32,
+            },
+            ..LoadOptions::default()
+        }
+    }
+}
+
+/// Opens a GGUF file named by the user.
+pub fn open_gguf(path: &Path) -> Result<GgufFile> {
+    Ok(GgufFile::open(path)?)
+}
+
+/// A model ready to compute, with its text side.
+pub struct LoadedModel {
+    /// The file.
+    pub file: GgufFile,
+    /// The model.
+    pub model: Arc<Model>,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template, if the file has one.
+    pub template: Option<ChatTemplate>,
+}
+
+impl LoadedModel {
+    /// Loads everything the model file holds.
+    pub fn load(args: &ModelArgs) -> Result<Self> {
+        Self::from_file(args.open()?, &args.load_options())
+    }
+
+    /// Loads everything an opened file holds.
+    pub fn from_file(file: GgufFile, options: &LoadOptions) -> Result<Self> {
+        let in_file = || format!("cannot use {}", file.name());
+        let tokenizer = Arc::new(Tokenizer::from_gguf(file.metadata()).with_context(in_file)?);
+        let template = ChatTemplate::from_gguf(file.metadata()).with_context(in_file)?;
+        let model = Arc::new(Model::load(&file, options).with_context(in_file)?);
+        if tokenizer.vocab_size() > model.config().vocab {
+            return Err(BadInput::new(format!(
+                "{}: the tokenizer has {} tokens, but the model's embedding has {} rows",
+                file.name(),
+                tokenizer.vocab_size(),
+                model.config().vocab
+            ))
+            .into());
+        }
+        Ok(LoadedModel { file, model, tokenizer, template })
+    }
+
+    /// Opens the vision encoder that `args` name or that lies beside the model; `None` where there is none or none is wanted.
+    pub fn picture_reader(&self, args: &VisionArgs, threads: usize) -> Result<Option<PictureReader>> {
+        let Some(encoder) = self.encoder(args, threads)? else { return Ok(None) };
+        let width = self.model.config().hidden;
+        if encoder.width() != width {
+            return Err(BadInput::new(format!(
+                "the vision encoder gives rows of {} values, but the model's rows are {width} wide: it belongs to another model",
+                encoder.width()
+            ))
+            .into());
+        }
+        let options = PreprocessOptions { max_tokens: args.vision_tokens.unwrap_or(CPU_PICTURE_TOKENS), ..PreprocessOptions::default() };
+        Ok(Some(PictureReader::new(Arc::new(encoder), options, PICTURE_CACHE_BYTES)))
+    }
+
+    fn encoder(&self, args: &VisionArgs, threads: usize) -> Result<Option<VisionEncoder>> {
+        match args.vision {
+            VisionArg::No => return Ok(None),
+            VisionArg::Gpu => return Err(BadInput::new("--vision gpu: this build computes on the CPU only").hint("use --vision cpu").into()),
+            VisionArg::Yes | VisionArg::Cpu => {}
+        }
+        if let Some(path) = &args.mmproj {
+            return Ok(Some(VisionEncoder::open(path, threads)?));
+        }
+        let Some(model) = self.file.paths().first() else {
+            let Some(data) = bundled::encoder() else { return Ok(None) };
+            return Ok(Some(VisionEncoder::from_bytes("the bundled vision encoder", data, threads)?));
+        };
+        match encoders_beside(model).as_slice() {
+            [] => Ok(None),
+            [path] => Ok(Some(VisionEncoder::open(path, threads)?)),
+            several => {
+                let names: Vec<_> = several.iter().map(|path| path.display().to_string()).collect();
+                Err(BadInput::new(format!("several vision encoders lie beside the model: {}", names.join(", ")))
+                    .hint("choose one with --mmproj FILE, or --vision no")
+                    .into())
+            }
+        }
+    }
+}
+
+/// The `mmproj*.gguf` files in the model's folder, sorted by name.
+fn encoders_beside(model: &Path) -> Vec<PathBuf> {
+    let folder = model.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+            name.ends_with(".gguf") && name.contains("mmproj")
+        })
+        .collect();
+    found.sort();
+    found
+}

@@ -1,0 +1,305 @@
+//! `strata run`: text from a prompt, a file, a pipe, or a conversation at the terminal.
+//!
+//! The answer goes to stdout and everything else to stderr, so that `strata run -p ... > file` holds the answer alone.
+
+mod answer;
+mod conversation;
+mod settings;
+mod summary;
+
+use crate::cli::failure::BadInput;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
+use answer::{Answer, Shown};
+use anyhow::{Context, Result};
+use settings::{DraftArgs, SamplingArgs};
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use strata_core::engine::{Engine, EngineHandle, EngineOptions, Prompt, PromptItem, Request};
+use strata_core::text::{PromptPiece, Specials, TemplateInput, encode_chat};
+use strata_core::vision::{PictureReader, PictureRows};
+
+/// Largest prompt file or picture that is read.
+const MAX_INPUT_BYTES: u64 = 256 << 20;
+
+/// Arguments of `strata run`.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    vision: VisionArgs,
+    /// Prompt; a user's message unless --raw is given
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
+    prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Picture for the prompt (PNG, JPEG, WebP, GIF, BMP; `-` reads one from stdin); may be repeated
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
+    /// System message
+    #[arg(long, visible_alias = "system-prompt", value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+    /// Continue the prompt as it stands: no chat template. Special tokens in it are read as such
+    #[arg(long, conflicts_with_all = ["image", "interactive"])]
+    raw: bool,
+    /// Talk in turns at the terminal [default: when there is no prompt and stdin is a terminal]
+    #[arg(short, long, conflicts_with = "json")]
+    interactive: bool,
+    /// Whether the model reasons before it answers [default: as the template has it]
+    #[arg(long, value_name = "WHEN")]
+    think: Option<settings::Think>,
+    /// Show the reasoning also when stdout is no terminal
+    #[arg(long)]
+    show_thinking: bool,
+    /// Most tokens to generate [default: up to the end of the context]
+    #[arg(short, long, visible_alias = "predict", value_name = "N", allow_negative_numbers = true)]
+    n_predict: Option<i64>,
+    /// Context in tokens; 0 takes what the model was trained for
+    #[arg(short, long, value_name = "N", default_value_t = 4096)]
+    ctx_size: usize,
+    /// Rows of a prompt chunk
+    #[arg(long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, value_parser = settings::positive)]
+    prefill: usize,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    drafts: DraftArgs,
+    /// Print one JSON object with text, reasoning, token ids and timings instead of the text
+    #[arg(long)]
+    json: bool,
+    /// No timing line
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Everything a turn needs: the loaded model, its engine and the settings.
+struct Session {
+    loaded: LoadedModel,
+    engine: EngineHandle,
+    reader: Option<PictureReader>,
+    interrupt: Interrupt,
+    args: Args,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> Result<ExitCode> {
+    args.sampling.check()?;
+    let interactive = args.interactive
+        || (args.prompt.is_none() && args.file.is_none() && args.image.is_empty() && !args.raw && !args.json && std::io::stdin().is_terminal());
+    // What can be wrong with the arguments is found before a large model is opened.
+    let prompt = if interactive { None } else { Some(read_prompt(&args)?) };
+    let pictures = read_picture_files(&args.image)?;
+    let loaded = LoadedModel::load(&args.model)?;
+    let reader = match pictures.is_empty() && !interactive {
+        true => None,
+        false => loaded.picture_reader(&args.vision, args.model.threads())?,
+    };
+    let ctx = match args.ctx_size {
+        0 => loaded.model.config().context,
+        n => n,
+    };
+    let options = EngineOptions {
+        slots: 1,
+        ctx,
+        prompt_chunk: args.prefill,
+        mtp: args.drafts.mtp(),
+        ngram: args.drafts.ngram()?,
+        draft_p_min: args.drafts.draft_p_min,
+        draft_vocab: args.drafts.draft_vocab,
+        ..EngineOptions::default()
+    };
+    let plan = strata_core::placement::MemoryPlan::new(&loaded.model, &options)?;
+    plan.check()?;
+    if !args.quiet && !args.json {
+        eprintln!("{plan}");
+    }
+    let engine = Engine::start(loaded.model.clone(), loaded.tokenizer.clone(), options)?;
+    let session = Session { loaded, engine, reader, interrupt: Interrupt::catch(), args };
+    match prompt {
+        None => conversation::talk(&session),
+        Some(prompt) => session.answer_once(prompt, &pictures),
+    }
+}
+
+impl Session {
+    fn answer_once(&self, prompt: String, pictures: &[(String, Vec<u8>)]) -> Result<ExitCode> {
+        let pictures = self.read_pictures(pictures)?;
+        let (prompt, starts_in_reasoning) = if self.args.raw {
+            (Prompt::tokens(self.loaded.tokenizer.encode(&prompt, Specials::Parse)?), false)
+        } else {
+            self.chat_prompt(&self.first_messages(&prompt, pictures.len()), &pictures)?
+        };
+        let shown = if self.args.json { Shown::Nothing } else { self.shown() };
+        let answer = self.ask(prompt, starts_in_reasoning, shown)?;
+        if self.args.json {
+            println_json(&answer.json(&self.loaded))?;
+        } else if !self.args.quiet {
+            eprintln!("{}", summary::line(&answer, &self.loaded.model));
+        }
+        Ok(if answer.interrupted { ExitCode::from(crate::cli::failure::INTERRUPTED) } else { ExitCode::SUCCESS })
+    }
+
+    fn first_messages(&self, prompt: &str, pictures: usize) -> Vec<serde_json::Value> {
+        let mut messages = Vec::new();
+        if let Some(system) = &self.args.system {
+            messages.push(serde_json::json!({"role": "system", "content": system}));
+        }
+        messages.push(user_message(prompt, pictures));
+        messages
+    }
+
+    /// Renders and encodes a conversation. Returns the prompt and whether the answer starts inside a reasoning block.
+    fn chat_prompt(&self, messages: &[serde_json::Value], pictures: &[Arc<PictureRows>]) -> Result<(Prompt, bool)> {
+        let template = self.loaded.template.as_ref().ok_or_else(|| {
+            BadInput::new(format!("{} has no chat template", self.loaded.file.name())).hint("use --raw to continue the prompt as it stands")
+        })?;
+        let input = TemplateInput {
+            messages: serde_json::Value::Array(messages.to_vec()),
+            add_generation_prompt: true,
+            enable_thinking: self.args.think.map(|think| think == settings::Think::Yes),
+            ..TemplateInput::default()
+        };
+        let chat = encode_chat(template, &self.loaded.tokenizer, &input)?;
+        let rows: Vec<usize> = pictures.iter().map(|picture| picture.rows()).collect();
+        let turn_starts = chat.turn_rows(&rows);
+        let mut pieces = Vec::with_capacity(chat.pieces.len());
+        for piece in chat.pieces {
+            pieces.push(match piece {
+                PromptPiece::Tokens(ids) => PromptItem::Tokens(ids),
+                PromptPiece::Picture(index) => {
+                    PromptItem::Picture(pictures.get(index).context("the template asks for a picture that was not given")?.clone())
+                }
+            });
+        }
+        Ok((Prompt { pieces, turn_starts }, chat.starts_in_reasoning))
+    }
+
+    /// Encodes pictures given as (name, file contents).
+    fn read_pictures(&self, pictures: &[(String, Vec<u8>)]) -> Result<Vec<Arc<PictureRows>>> {
+        if pictures.is_empty() {
+            return Ok(Vec::new());
+        }
+        let reader = self.reader.as_ref().ok_or_else(|| {
+            BadInput::new("a picture was given, but no vision encoder is open")
+                .hint("give one with --mmproj FILE (make it with `strata convert HF_DIR --mmproj FILE`), and do not use --vision no")
+        })?;
+        pictures
+            .iter()
+            .map(|(name, bytes)| {
+                let picture = reader.read(bytes).with_context(|| format!("cannot use picture {name}"))?;
+                for note in &picture.notes {
+                    eprintln!("strata: {name}: {note}");
+                }
+                Ok(picture.rows)
+            })
+            .collect()
+    }
+
+    /// Runs one request, showing its text as it comes.
+    fn ask(&self, prompt: Prompt, starts_in_reasoning: bool, shown: Shown) -> Result<Answer> {
+        let args = &self.args;
+        let request = Request {
+            prompt,
+            sampling: args.sampling.sampling(),
+            max_tokens: args.n_predict.and_then(|n| usize::try_from(n).ok()),
+            stop: args.sampling.stop.clone(),
+            ignore_eos: args.sampling.ignore_eos,
+            starts_in_reasoning,
+            thinking_budget: args.sampling.reasoning_budget,
+            show_specials: args.raw,
+            ..Request::default()
+        };
+        answer::collect(self.engine.submit(request)?, starts_in_reasoning, args.raw, shown, &self.interrupt)
+    }
+
+    fn shown(&self) -> Shown {
+        let terminal = std::io::stdout().is_terminal();
+        if terminal || self.args.show_thinking { Shown::WithReasoning { dimmed: terminal } } else { Shown::Text }
+    }
+}
+
+/// A user's message in the template's form: text after its pictures.
+fn user_message(text: &str, pictures: usize) -> serde_json::Value {
+    if pictures == 0 {
+        return serde_json::json!({"role": "user", "content": text});
+    }
+    let mut parts = vec![serde_json::json!({"type": "image"}); pictures];
+    parts.push(serde_json::json!({"type": "text", "text": text}));
+    serde_json::json!({"role": "user", "content": parts})
+}
+
+fn read_prompt(args: &Args) -> Result<String> {
+    if let Some(prompt) = &args.prompt {
+        return Ok(prompt.clone());
+    }
+    let (name, bytes) = match &args.file {
+        Some(path) => (path.display().to_string(), read_limited(&mut open(path)?, path)?),
+        None if args.image.iter().any(|path| path.as_os_str() == "-") => {
+            return Err(BadInput::new("stdin holds the picture, so the prompt must come with -p or -f").into());
+        }
+        None if std::io::stdin().is_terminal() => {
+            return Err(BadInput::new("no prompt").hint("give one with -p TEXT, -f FILE or on stdin").into());
+        }
+        None => ("stdin".to_owned(), read_limited(&mut std::io::stdin().lock(), Path::new("stdin"))?),
+    };
+    let mut text = String::from_utf8(bytes)
+        .map_err(|error| BadInput::new(format!("{name} is not UTF-8 text (byte {})", error.utf8_error().valid_up_to())))?;
+    // A file's or pipe's last line break ends the line, it does not belong to a message.
+    if !args.raw && text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    if text.is_empty() {
+        return Err(BadInput::new(format!("the prompt from {name} is empty")).into());
+    }
+    Ok(text)
+}
+
+fn read_picture_files(paths: &[PathBuf]) -> Result<Vec<(String, Vec<u8>)>> {
+    let stdin = paths.iter().filter(|path| path.as_os_str() == "-").count();
+    if stdin > 1 {
+        return Err(BadInput::new("--image - can be given once: stdin holds one picture").into());
+    }
+    paths.iter().map(|path| read_picture_file(path)).collect()
+}
+
+fn read_picture_file(path: &Path) -> Result<(String, Vec<u8>)> {
+    if path.as_os_str() == "-" {
+        return Ok(("stdin".to_owned(), read_limited(&mut std::io::stdin().lock(), Path::new("stdin"))?));
+    }
+    Ok((path.display().to_string(), read_limited(&mut open(path)?, path)?))
+}
+
+fn open(path: &Path) -> Result<std::fs::File> {
+    let cannot = |problem: String| BadInput::new(format!("cannot read {}: {problem}", path.display()));
+    let file = std::fs::File::open(path).map_err(|error| cannot(error.to_string()))?;
+    if file.metadata().is_ok_and(|meta| meta.is_dir()) {
+        return Err(cannot("it is a folder".to_owned()).into());
+    }
+    Ok(file)
+}
+
+fn read_limited(from: &mut impl Read, name: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(MAX_INPUT_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| BadInput::new(format!("cannot read {}: {error}", name.display())))?;
+    if bytes.len() as u64 > MAX_INPUT_BYTES {
+        return Err(BadInput::new(format!("{} is larger than {} MiB", name.display(), MAX_INPUT_BYTES >> 20)).into());
+    }
+    Ok(bytes)
+}
+
+fn println_json(value: &serde_json::Value) -> Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
