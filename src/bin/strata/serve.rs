@@ -2,7 +2,7 @@
 
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
-use crate::run::settings::{DraftArgs, Think, positive};
+use crate::cli::settings::{DraftArgs, Think, positive};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::net::{IpAddr, SocketAddr};

@@ -4,3 +4,4 @@ pub mod failure;
 pub mod interrupt;
 pub mod model;
 pub mod progress;
+pub mod settings;

@@ -4,7 +4,6 @@
 
 mod answer;
 mod conversation;
-mod settings;
 mod summary;
 
 use crate::cli::failure::BadInput;
@@ -12,7 +11,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
 use answer::{Answer, Shown};
 use anyhow::{Context, Result};
-use settings::{DraftArgs, SamplingArgs};
+use crate::cli::settings::{self, DraftArgs, SamplingArgs};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
-//! Sampling and draft flags of `strata run`.
+//! Sampling and draft flags, for every command that generates.
 
-use crate::cli::failure::BadInput;
+use super::failure::BadInput;
 use anyhow::Result;
 use clap::ValueEnum;
 use strata_core::engine::{MtpSetting, NgramOptions, Sampling};
