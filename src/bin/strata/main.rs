@@ -2,6 +2,7 @@
 
 mod cli;
 mod run;
+mod serve;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -19,11 +20,14 @@ struct Strata {
 enum Command {
     /// Generate text from a prompt, a file, a pipe, or in a conversation
     Run(Box<run::Args>),
+    /// Serve several requests at once over HTTP (OpenAI's and Anthropic's APIs, and a chat page)
+    Serve(Box<serve::Args>),
 }
 
 fn main() -> ExitCode {
     let result = match Strata::parse().command {
         Command::Run(args) => run::run(*args),
+        Command::Serve(args) => serve::run(*args),
     };
     result.unwrap_or_else(|error| cli::failure::report(&error))
 }

@@ -1,7 +1,7 @@
 //! How a command fails: one line plus causes and a hint on stderr, and an exit code.
 
 use std::process::ExitCode;
-use strata_core::{checkpoint, engine, gguf, model, text, vision};
+use strata_core::{checkpoint, engine, gguf, model, placement, text, vision};
 
 /// Something was done and failed.
 pub const FAILURE: u8 = 1;
@@ -64,6 +64,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             || cause.is::<vision::VisionError>()
             || cause.is::<engine::SubmitError>()
             || cause.is::<engine::EngineError>()
+            || cause.is::<placement::PlanError>()
     });
     if bad_input { BAD_INPUT } else { FAILURE }
 }

@@ -14,7 +14,7 @@ use strata_core::vision::{PictureReader, PreprocessOptions, VisionEncoder};
 /// Bytes of encoded pictures kept for reuse.
 const PICTURE_CACHE_BYTES: usize = 256 << 20;
 /// Most rows a picture may take when the encoder runs on the CPU, unless set.
-const CPU_PICTURE_TOKENS: u32 = 300;
+const CPU_PICTURE_TOKENS: usize = 300;
 
 /// Which model, and how it is computed.
 #[derive(clap::Args, Clone, Debug)]
@@ -40,8 +40,8 @@ pub struct VisionArgs {
     #[arg(long, value_name = "WHERE", default_value = "yes")]
     pub vision: VisionArg,
     /// Most rows (tokens) a picture may take [default: 300 on the CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
-    pub vision_tokens: Option<u32>,
+    #[arg(long, value_name = "N", value_parser = super::settings::positive)]
+    pub vision_tokens: Option<usize>,
 }
 
 /// `--kv-type`
@@ -149,7 +149,9 @@ impl LoadedModel {
             ))
             .into());
         }
-        let options = PreprocessOptions { max_tokens: args.vision_tokens.unwrap_or(CPU_PICTURE_TOKENS), ..PreprocessOptions::default() };
+        let mut options = PreprocessOptions { max_tokens: args.vision_tokens.unwrap_or(CPU_PICTURE_TOKENS), ..PreprocessOptions::default() };
+        options.min_tokens = options.min_tokens.min(options.max_tokens);
+        options.validate()?;
         Ok(Some(PictureReader::new(Arc::new(encoder), options, PICTURE_CACHE_BYTES)))
     }
 

@@ -3,7 +3,7 @@
 use super::answer::Answer;
 use std::sync::OnceLock;
 use strata_core::model::Model;
-use strata_kernels::cpu::bandwidth;
+use strata_kernels::cpu::{Pool, bandwidth};
 
 /// Figures of one answer, computed once for both forms.
 struct Figures {
@@ -26,7 +26,7 @@ fn figures(answer: &Answer, model: &Model) -> Figures {
         prompt_rate: rate(prompt_read, stats.prompt_s),
         decode_rate: rate(stats.generated.saturating_sub(1), stats.decode_s),
         gigabytes_per_s,
-        bandwidth_share: gigabytes_per_s.map(|rate| rate / BANDWIDTH.get_or_init(bandwidth::measure)),
+        bandwidth_share: gigabytes_per_s.map(|rate| rate * 1e9 / BANDWIDTH.get_or_init(|| bandwidth::measure(&Pool::new(model.threads())))),
     }
 }
 
