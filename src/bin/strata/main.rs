@@ -10,7 +10,9 @@ use std::process::ExitCode;
 /// Get the most out of Qwen3.6-35B-A3B on the machine in front of you.
 #[derive(Parser)]
 #[command(name = "strata", version, max_term_width = 120, propagate_version = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failure, 2 bad input or usage, 3 a comparison went past its threshold, 130 interrupted.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failure, 2 bad input or usage, 3 a comparison went past its threshold, 130 interrupted."
+)]
 struct Strata {
     #[command(subcommand)]
     command: Command,

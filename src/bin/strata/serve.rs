@@ -194,7 +194,9 @@ impl Args {
         if let Some(path) = &self.network.api_key_file {
             let text = std::fs::read_to_string(path)
                 .map_err(|e| BadInput::new(format!("--api-key-file {}: {e}", path.display())))?;
-            keys.extend(text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).map(str::to_owned));
+            keys.extend(
+                text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')).map(str::to_owned),
+            );
             if keys.is_empty() {
                 let problem = format!("--api-key-file {} holds no key", path.display());
                 return Err(BadInput::new(problem).hint("one key per line").into());

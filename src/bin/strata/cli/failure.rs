@@ -48,7 +48,9 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         }
         shown = cause;
     }
-    if let Some(hint) = error.chain().find_map(|cause| cause.downcast_ref::<BadInput>().and_then(|bad| bad.hint.as_deref())) {
+    if let Some(hint) =
+        error.chain().find_map(|cause| cause.downcast_ref::<BadInput>().and_then(|bad| bad.hint.as_deref()))
+    {
         eprintln!("  hint: {hint}");
     }
     ExitCode::from(exit_code(error))
@@ -71,7 +73,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 
 /// The reader of our output went away (`strata ... | head`): not an error worth a word.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe))
+    error.chain().any(|cause| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+    })
 }

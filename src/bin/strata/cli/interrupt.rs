@@ -13,7 +13,11 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             // Order matters: the second signal finds the flag set and exits; the first only sets it.
-            let _ = signal_hook::flag::register_conditional_shutdown(signal, i32::from(super::failure::INTERRUPTED), flag.clone());
+            let _ = signal_hook::flag::register_conditional_shutdown(
+                signal,
+                i32::from(super::failure::INTERRUPTED),
+                flag.clone(),
+            );
             let _ = signal_hook::flag::register(signal, flag.clone());
         }
         Interrupt(flag)

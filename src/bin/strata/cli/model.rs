@@ -78,7 +78,8 @@ impl ModelArgs {
             return open_gguf(path);
         }
         let data = bundled::model().ok_or_else(|| {
-            BadInput::new("no model given, and this build has none bundled").hint("give one with -m FILE or $STRATA_MODEL")
+            BadInput::new("no model given, and this build has none bundled")
+                .hint("give one with -m FILE or $STRATA_MODEL")
         })?;
         eprintln!("strata: using {} (choose another with -m FILE)", bundled::NAME);
         Ok(GgufFile::from_bytes(bundled::NAME, data)?)
@@ -149,7 +150,10 @@ impl LoadedModel {
             ))
             .into());
         }
-        let mut options = PreprocessOptions { max_tokens: args.vision_tokens.unwrap_or(CPU_PICTURE_TOKENS), ..PreprocessOptions::default() };
+        let mut options = PreprocessOptions {
+            max_tokens: args.vision_tokens.unwrap_or(CPU_PICTURE_TOKENS),
+            ..PreprocessOptions::default()
+        };
         options.min_tokens = options.min_tokens.min(options.max_tokens);
         options.validate()?;
         Ok(Some(PictureReader::new(Arc::new(encoder), options, PICTURE_CACHE_BYTES)))
@@ -158,7 +162,11 @@ impl LoadedModel {
     fn encoder(&self, args: &VisionArgs, threads: usize) -> Result<Option<VisionEncoder>> {
         match args.vision {
             VisionArg::No => return Ok(None),
-            VisionArg::Gpu => return Err(BadInput::new("--vision gpu: this build computes on the CPU only").hint("use --vision cpu").into()),
+            VisionArg::Gpu => {
+                return Err(BadInput::new("--vision gpu: this build computes on the CPU only")
+                    .hint("use --vision cpu")
+                    .into());
+            }
             VisionArg::Yes | VisionArg::Cpu => {}
         }
         if let Some(path) = &args.mmproj {

@@ -62,7 +62,9 @@ pub struct SamplingArgs {
 impl SamplingArgs {
     /// Checks ranges.
     pub fn check(&self) -> Result<()> {
-        let bad = |flag: &str, found: f32, expected: &str| Err(BadInput::new(format!("{flag} is {found}, expected {expected}")).into());
+        let bad = |flag: &str, found: f32, expected: &str| {
+            Err(BadInput::new(format!("{flag} is {found}, expected {expected}")).into())
+        };
         if !(self.temp >= 0.0 && self.temp.is_finite()) {
             return bad("--temp", self.temp, "0 or more");
         }

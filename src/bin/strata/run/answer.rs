@@ -66,7 +66,13 @@ fn reason_name(reason: &FinishReason) -> &'static str {
 }
 
 /// Reads the stream to its end. In raw mode nothing is parsed: all text is the answer.
-pub fn collect(mut stream: RequestStream, starts_in_reasoning: bool, raw: bool, shown: Shown, interrupt: &Interrupt) -> Result<Answer> {
+pub fn collect(
+    mut stream: RequestStream,
+    starts_in_reasoning: bool,
+    raw: bool,
+    shown: Shown,
+    interrupt: &Interrupt,
+) -> Result<Answer> {
     let mut printer = Printer { shown, dim: false, at_line_start: true };
     let mut parser = (!raw).then(|| OutputParser::new(OutputMode { starts_in_reasoning, ..OutputMode::default() }));
     let (mut text, mut reasoning, mut ids) = (String::new(), String::new(), Vec::new());

@@ -117,7 +117,9 @@ fn turn(session: &Session, talk: &mut Conversation, text: &str) -> Result<()> {
     }
     session.interrupt.clear();
     if !answer.interrupted {
-        messages.push(serde_json::json!({"role": "assistant", "content": answer.text, "reasoning_content": answer.reasoning}));
+        messages.push(
+            serde_json::json!({"role": "assistant", "content": answer.text, "reasoning_content": answer.reasoning}),
+        );
         *talk = Conversation { messages, pictures, waiting: Vec::new() };
     }
     Ok(())

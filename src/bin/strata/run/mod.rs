@@ -9,9 +9,9 @@ mod summary;
 use crate::cli::failure::BadInput;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
+use crate::cli::settings::{self, DraftArgs, SamplingArgs};
 use answer::{Answer, Shown};
 use anyhow::{Context, Result};
-use crate::cli::settings::{self, DraftArgs, SamplingArgs};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -88,7 +88,12 @@ struct Session {
 pub fn run(args: Args) -> Result<ExitCode> {
     args.sampling.check()?;
     let interactive = args.interactive
-        || (args.prompt.is_none() && args.file.is_none() && args.image.is_empty() && !args.raw && !args.json && std::io::stdin().is_terminal());
+        || (args.prompt.is_none()
+            && args.file.is_none()
+            && args.image.is_empty()
+            && !args.raw
+            && !args.json
+            && std::io::stdin().is_terminal());
     // What can be wrong with the arguments is found before a large model is opened.
     let prompt = if interactive { None } else { Some(read_prompt(&args)?) };
     let pictures = read_picture_files(&args.image)?;
@@ -154,7 +159,8 @@ impl Session {
     /// Renders and encodes a conversation. Returns the prompt and whether the answer starts inside a reasoning block.
     fn chat_prompt(&self, messages: &[serde_json::Value], pictures: &[Arc<PictureRows>]) -> Result<(Prompt, bool)> {
         let template = self.loaded.template.as_ref().ok_or_else(|| {
-            BadInput::new(format!("{} has no chat template", self.loaded.file.name())).hint("use --raw to continue the prompt as it stands")
+            BadInput::new(format!("{} has no chat template", self.loaded.file.name()))
+                .hint("use --raw to continue the prompt as it stands")
         })?;
         let input = TemplateInput {
             messages: serde_json::Value::Array(messages.to_vec()),
@@ -169,9 +175,9 @@ impl Session {
         for piece in chat.pieces {
             pieces.push(match piece {
                 PromptPiece::Tokens(ids) => PromptItem::Tokens(ids),
-                PromptPiece::Picture(index) => {
-                    PromptItem::Picture(pictures.get(index).context("the template asks for a picture that was not given")?.clone())
-                }
+                PromptPiece::Picture(index) => PromptItem::Picture(
+                    pictures.get(index).context("the template asks for a picture that was not given")?.clone(),
+                ),
             });
         }
         Ok((Prompt { pieces, turn_starts }, chat.starts_in_reasoning))
@@ -245,8 +251,9 @@ fn read_prompt(args: &Args) -> Result<String> {
         }
         None => ("stdin".to_owned(), read_limited(&mut std::io::stdin().lock(), Path::new("stdin"))?),
     };
-    let mut text = String::from_utf8(bytes)
-        .map_err(|error| BadInput::new(format!("{name} is not UTF-8 text (byte {})", error.utf8_error().valid_up_to())))?;
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        BadInput::new(format!("{name} is not UTF-8 text (byte {})", error.utf8_error().valid_up_to()))
+    })?;
     // A file's or pipe's last line break ends the line, it does not belong to a message.
     if !args.raw && text.ends_with('\n') {
         text.pop();

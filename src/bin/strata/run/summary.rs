@@ -20,13 +20,15 @@ fn figures(answer: &Answer, model: &Model) -> Figures {
     let rate = |n: usize, seconds: f64| (n > 0 && seconds > 0.0).then(|| n as f64 / seconds);
     let prompt_read = stats.prompt_rows.saturating_sub(stats.reused_rows);
     // Every decode window streams the weights of one row once; rows beyond the first share most of them.
-    let gigabytes_per_s = rate(stats.windows, stats.decode_s).map(|windows| windows * model.weight_bytes_per_token() as f64 / 1e9);
+    let gigabytes_per_s =
+        rate(stats.windows, stats.decode_s).map(|windows| windows * model.weight_bytes_per_token() as f64 / 1e9);
     Figures {
         prompt_read,
         prompt_rate: rate(prompt_read, stats.prompt_s),
         decode_rate: rate(stats.generated.saturating_sub(1), stats.decode_s),
         gigabytes_per_s,
-        bandwidth_share: gigabytes_per_s.map(|rate| rate * 1e9 / BANDWIDTH.get_or_init(|| bandwidth::measure(&Pool::new(model.threads())))),
+        bandwidth_share: gigabytes_per_s
+            .map(|rate| rate * 1e9 / BANDWIDTH.get_or_init(|| bandwidth::measure(&Pool::new(model.threads())))),
     }
 }
 
@@ -42,7 +44,12 @@ pub fn line(answer: &Answer, model: &Model) -> String {
     if stats.reused_rows > 0 {
         line += &format!(" + {} held", stats.reused_rows);
     }
-    line += &format!("; first token {:.0} ms; answer {} tokens{}", stats.ttft_s * 1e3, stats.generated, per_second(f.decode_rate));
+    line += &format!(
+        "; first token {:.0} ms; answer {} tokens{}",
+        stats.ttft_s * 1e3,
+        stats.generated,
+        per_second(f.decode_rate)
+    );
     if let (Some(rate), Some(share)) = (f.gigabytes_per_s, f.bandwidth_share) {
         line += &format!("; {rate:.2} GB/s, {:.0}% of memory bandwidth", share * 100.0);
     }
