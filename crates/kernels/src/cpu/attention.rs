@@ -267,11 +267,14 @@ fn scores<L: Lanes, E: Element, const G: usize, const T: usize>(
     let queries: [&[f32]; G] = std::array::from_fn(|head| &q[head * head_dim..(head + 1) * head_dim]);
     let mut sums = [[lanes.splat(0.0); T]; G];
     for dim in 0..head_dim {
-        let keys: [L::V; T] = std::array::from_fn(|tile| E::load(lanes, &keys[tile * head_dim + dim]));
+        let mut key = [lanes.splat(0.0); T];
+        for tile in 0..T {
+            key[tile] = E::load(lanes, &keys[tile * head_dim + dim]);
+        }
         for head in 0..G {
             let query = lanes.splat(queries[head][dim]);
             for tile in 0..T {
-                sums[head][tile] = lanes.fma(query, keys[tile], sums[head][tile]);
+                sums[head][tile] = lanes.fma(query, key[tile], sums[head][tile]);
             }
         }
     }
@@ -500,12 +503,13 @@ fn fold<L: Lanes>(lanes: L, x: &mut [f32], keep: f32, y: &[f32], take: f32) {
 fn finish<L: Lanes>(lanes: L, x: &[f32], scale: f32, gate: &[f32], out: &mut [f32]) {
     let ((x, x_rest), (gate, gate_rest)) = (vectors(x), vectors(gate));
     let (out, out_rest) = vectors_mut(out);
-    let one = |x, gate| lanes.mul(lanes.mul(x, lanes.splat(scale)), lanes.sigmoid(gate));
+    let scale = lanes.splat(scale);
     for ((x, gate), out) in x.iter().zip(gate).zip(out) {
-        lanes.store(one(lanes.load(x), lanes.load(gate)), out);
+        lanes.store(lanes.mul(lanes.mul(lanes.load(x), scale), lanes.sigmoid(lanes.load(gate))), out);
     }
     if !x_rest.is_empty() {
-        lanes.store_part(one(lanes.load_part(x_rest), lanes.load_part(gate_rest)), out_rest);
+        let gate = lanes.sigmoid(lanes.load_part(gate_rest));
+        lanes.store_part(lanes.mul(lanes.mul(lanes.load_part(x_rest), scale), gate), out_rest);
     }
 }
 

@@ -167,35 +167,47 @@ struct Scan<'a> {
     out: Option<(&'a SharedSlice<'a, f32>, usize)>,
 }
 
-/// `N` vectors of columns from `column` on through all rows. `width` is the number of columns, `16 N` but for a last part.
+/// Loads `N` vectors from a line; `WHOLE` false takes its `width` values through zero padding.
 #[inline(always)]
-fn scan_columns<L: Lanes, const N: usize>(lanes: L, scan: &mut Scan<'_>, column: usize, width: usize) {
+fn load_columns<L: Lanes, const N: usize, const WHOLE: bool>(lanes: L, line: &[f32], width: usize) -> [L::V; N] {
+    let mut columns = [lanes.splat(0.0); N];
+    if WHOLE {
+        let (line, _) = vectors(&line[..N * LANES]);
+        for vector in 0..N {
+            columns[vector] = lanes.load(&line[vector]);
+        }
+    } else {
+        columns[0] = lanes.load_part(&line[..width]);
+    }
+    columns
+}
+
+#[inline(always)]
+fn store_columns<L: Lanes, const N: usize, const WHOLE: bool>(
+    lanes: L,
+    columns: [L::V; N],
+    line: &mut [f32],
+    width: usize,
+) {
+    if WHOLE {
+        let (line, _) = vectors_mut(&mut line[..N * LANES]);
+        for vector in 0..N {
+            lanes.store(columns[vector], &mut line[vector]);
+        }
+    } else {
+        lanes.store_part(columns[0], &mut line[..width]);
+    }
+}
+
+/// `N` vectors of columns from `column` on through all rows; `WHOLE` false: one vector of which `width` columns exist.
+///
+/// The loops are written without closures: a closure would not inherit the instruction set.
+#[inline(always)]
+fn scan_columns<L: Lanes, const N: usize, const WHOLE: bool>(lanes: L, scan: &mut Scan<'_>, column: usize, width: usize) {
     let Recurrence { shape, mixed, beta, decay } = scan.rows;
     let (key_dim, value_dim, channels) = (shape.key_dim, shape.value_dim, shape.conv_channels());
     let key_head = scan.head % shape.key_heads;
     let value_start = 2 * shape.key_heads * key_dim + scan.head * value_dim + column;
-    let whole = width == N * LANES;
-    // Whole vectors are loaded directly, a last part through zero padding.
-    let load = |x: &[f32]| -> [L::V; N] {
-        if whole {
-            let (x, _) = vectors(&x[..N * LANES]);
-            std::array::from_fn(|vector| lanes.load(&x[vector]))
-        } else {
-            std::array::from_fn(|vector| {
-                lanes.load_part(&x[(vector * LANES).min(width)..((vector + 1) * LANES).min(width)])
-            })
-        }
-    };
-    let store = |x: [L::V; N], out: &mut [f32]| {
-        if whole {
-            let (out, _) = vectors_mut(&mut out[..N * LANES]);
-            (0..N).for_each(|vector| lanes.store(x[vector], &mut out[vector]));
-        } else {
-            for vector in 0..N {
-                lanes.store_part(x[vector], &mut out[(vector * LANES).min(width)..((vector + 1) * LANES).min(width)]);
-            }
-        }
-    };
     for (row, mixed) in mixed.chunks_exact(channels).enumerate() {
         let query = &mixed[key_head * key_dim..][..key_dim];
         let key = &mixed[(shape.key_heads + key_head) * key_dim..][..key_dim];
@@ -203,28 +215,33 @@ fn scan_columns<L: Lanes, const N: usize>(lanes: L, scan: &mut Scan<'_>, column:
         let beta = lanes.splat(beta[row * shape.value_heads + scan.head]);
         let state = &mut scan.state[..key_dim * value_dim];
         let mut remembered = [lanes.splat(0.0); N];
-        for (dim, line) in state.chunks_exact_mut(value_dim).enumerate() {
-            let k = lanes.splat(key[dim]);
-            let old = load(&line[column..]);
-            let new: [L::V; N] = std::array::from_fn(|vector| lanes.mul(old[vector], decay));
-            remembered = std::array::from_fn(|vector| lanes.fma(k, new[vector], remembered[vector]));
-            store(new, &mut line[column..]);
+        for (&key, line) in key.iter().zip(state.chunks_exact_mut(value_dim)) {
+            let key = lanes.splat(key);
+            let mut values = load_columns::<L, N, WHOLE>(lanes, &line[column..], width);
+            for vector in 0..N {
+                values[vector] = lanes.mul(values[vector], decay);
+                remembered[vector] = lanes.fma(key, values[vector], remembered[vector]);
+            }
+            store_columns::<L, N, WHOLE>(lanes, values, &mut line[column..], width);
         }
-        let value = load(&mixed[value_start..]);
-        let delta: [L::V; N] =
-            std::array::from_fn(|vector| lanes.mul(lanes.sub(value[vector], remembered[vector]), beta));
+        let mut delta = load_columns::<L, N, WHOLE>(lanes, &mixed[value_start..], width);
+        for vector in 0..N {
+            delta[vector] = lanes.mul(lanes.sub(delta[vector], remembered[vector]), beta);
+        }
         let mut output = [lanes.splat(0.0); N];
-        for (dim, line) in state.chunks_exact_mut(value_dim).enumerate() {
-            let (k, q) = (lanes.splat(key[dim]), lanes.splat(query[dim]));
-            let old = load(&line[column..]);
-            let new: [L::V; N] = std::array::from_fn(|vector| lanes.fma(k, delta[vector], old[vector]));
-            output = std::array::from_fn(|vector| lanes.fma(q, new[vector], output[vector]));
-            store(new, &mut line[column..]);
+        for ((&key, &query), line) in key.iter().zip(query).zip(state.chunks_exact_mut(value_dim)) {
+            let (key, query) = (lanes.splat(key), lanes.splat(query));
+            let mut values = load_columns::<L, N, WHOLE>(lanes, &line[column..], width);
+            for vector in 0..N {
+                values[vector] = lanes.fma(key, delta[vector], values[vector]);
+                output[vector] = lanes.fma(query, values[vector], output[vector]);
+            }
+            store_columns::<L, N, WHOLE>(lanes, values, &mut line[column..], width);
         }
         if let Some((out, start)) = scan.out {
             let at = start + (row * shape.value_heads + scan.head) * value_dim + column;
             // SAFETY: this task alone writes this head's columns.
-            store(output, unsafe { out.range(at..at + width) });
+            store_columns::<L, N, WHOLE>(lanes, output, unsafe { out.range(at..at + width) }, width);
         }
     }
 }
@@ -238,15 +255,17 @@ impl Kernel for Scan<'_> {
         while column < value_dim {
             let left = value_dim - column;
             column += if L::MANY_REGISTERS && left >= 4 * LANES {
-                scan_columns::<L, 4>(lanes, &mut self, column, 4 * LANES);
+                scan_columns::<L, 4, true>(lanes, &mut self, column, 4 * LANES);
                 4 * LANES
             } else if left >= 2 * LANES {
-                scan_columns::<L, 2>(lanes, &mut self, column, 2 * LANES);
+                scan_columns::<L, 2, true>(lanes, &mut self, column, 2 * LANES);
                 2 * LANES
+            } else if left >= LANES {
+                scan_columns::<L, 1, true>(lanes, &mut self, column, LANES);
+                LANES
             } else {
-                let width = left.min(LANES);
-                scan_columns::<L, 1>(lanes, &mut self, column, width);
-                width
+                scan_columns::<L, 1, false>(lanes, &mut self, column, left);
+                left
             };
         }
     }
@@ -265,15 +284,15 @@ impl Kernel for GatedNorm<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let scale = lanes.splat(rms_scale(lanes, self.out, self.eps));
-        let one = |x, weight, z| lanes.mul(lanes.mul(lanes.mul(x, scale), weight), lanes.silu(z));
         let ((z, z_rest), (weight, weight_rest)) = (vectors(self.z), vectors(self.weight));
         let (out, out_rest) = vectors_mut(self.out);
         for ((z, weight), out) in z.iter().zip(weight).zip(out) {
-            lanes.store(one(lanes.load(out), lanes.load(weight), lanes.load(z)), out);
+            let normed = lanes.mul(lanes.mul(lanes.load(out), scale), lanes.load(weight));
+            lanes.store(lanes.mul(normed, lanes.silu(lanes.load(z))), out);
         }
         if !z_rest.is_empty() {
-            let value = one(lanes.load_part(out_rest), lanes.load_part(weight_rest), lanes.load_part(z_rest));
-            lanes.store_part(value, out_rest);
+            let normed = lanes.mul(lanes.mul(lanes.load_part(out_rest), scale), lanes.load_part(weight_rest));
+            lanes.store_part(lanes.mul(normed, lanes.silu(lanes.load_part(z_rest))), out_rest);
         }
     }
 }

@@ -277,11 +277,14 @@ mod x86 {
         #[inline(always)]
         fn add_exponent(self, x: Self::V, t: Self::V) -> Self::V {
             // SAFETY: see above.
-            let one = |x: __m256, t: __m256| unsafe {
-                let exponent = _mm256_slli_epi32(_mm256_castps_si256(t), 23);
-                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent))
-            };
-            [one(x[0], t[0]), one(x[1], t[1])]
+            unsafe {
+                let low = _mm256_slli_epi32(_mm256_castps_si256(t[0]), 23);
+                let high = _mm256_slli_epi32(_mm256_castps_si256(t[1]), 23);
+                [
+                    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x[0]), low)),
+                    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x[1]), high)),
+                ]
+            }
         }
     }
 
@@ -341,7 +344,8 @@ mod x86 {
     }
 }
 
-/// A computation written once for all levels. Mark `run` `#[inline(always)]`, with everything it calls over `Lanes`.
+/// A computation written once for all levels. Mark `run` `#[inline(always)]`, with everything it calls over `Lanes`, and use
+/// no lanes inside closures: neither would be compiled for the level's instructions.
 pub(crate) trait Kernel {
     type Output;
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
