@@ -25,7 +25,14 @@ fn rows(first: usize, count: usize, logits: bool) -> Vec<Row> {
     (0..count).map(row).collect()
 }
 
-fn report(name: &str, count: usize, steps: usize, (spent, cpu): (Duration, Duration), counters: &PerfCounters, bytes: u64) {
+fn report(
+    name: &str,
+    count: usize,
+    steps: usize,
+    (spent, cpu): (Duration, Duration),
+    counters: &PerfCounters,
+    bytes: u64,
+) {
     let step = spent.as_secs_f64() / steps as f64;
     let share = |part: Duration| 100.0 * part.as_secs_f64() / spent.as_secs_f64();
     println!(
@@ -50,7 +57,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = GgufFile::open(path.as_ref())?;
     let model = Model::load(&file, &LoadOptions { threads, ..LoadOptions::default() })?;
     let sizes = model.weight_sizes();
-    println!("opened in {:.1} ms; {:.1} MB per decode row", start.elapsed().as_secs_f64() * 1e3, sizes.per_token as f64 / 1e6);
+    println!(
+        "opened in {:.1} ms; {:.1} MB per decode row",
+        start.elapsed().as_secs_f64() * 1e3,
+        sizes.per_token as f64 / 1e6
+    );
     let mut state = model.new_state(model.config().context.min(4096))?;
     let mut out = StepOutput::default();
     let steps = if sizes.per_token > 100_000_000 { 6 } else { 200 };
@@ -75,7 +86,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 model.commit(&mut state, 0);
             }
             if timed {
-                report(&format!("decode {count}"), count, steps, (start.elapsed(), cpu_time() - cpu), &model.counters(), sizes.per_token);
+                report(
+                    &format!("decode {count}"),
+                    count,
+                    steps,
+                    (start.elapsed(), cpu_time() - cpu),
+                    &model.counters(),
+                    sizes.per_token,
+                );
             }
         }
     }

@@ -203,7 +203,12 @@ fn store_columns<L: Lanes, const N: usize, const WHOLE: bool>(
 ///
 /// The loops are written without closures: a closure would not inherit the instruction set.
 #[inline(always)]
-fn scan_columns<L: Lanes, const N: usize, const WHOLE: bool>(lanes: L, scan: &mut Scan<'_>, column: usize, width: usize) {
+fn scan_columns<L: Lanes, const N: usize, const WHOLE: bool>(
+    lanes: L,
+    scan: &mut Scan<'_>,
+    column: usize,
+    width: usize,
+) {
     let Recurrence { shape, mixed, beta, decay } = scan.rows;
     let (key_dim, value_dim, channels) = (shape.key_dim, shape.value_dim, shape.conv_channels());
     let key_head = scan.head % shape.key_heads;
