@@ -73,7 +73,15 @@ pub enum VisionError {
         /// Who pinned it: an option or a file beside the encoder.
         pinned_by: String,
     },
-    /// Reading a file failed.
+    /// A file of rows to compare with cannot be used.
+    #[error("{path}: {reason}", path = path.display())]
+    Dump {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Reading or writing a file failed.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file.

@@ -10,8 +10,11 @@
 mod cache;
 pub mod checksum;
 pub mod decode;
+pub mod dump;
 mod encoder;
 mod error;
+#[cfg(test)]
+mod golden_tests;
 pub mod preprocess;
 mod reader;
 pub mod resize;

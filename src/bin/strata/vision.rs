@@ -1,0 +1,255 @@
+//! `strata vision`: encode a picture and show what the model sees.
+
+use anyhow::Context;
+use clap::Parser;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use strata_core::vision::checksum::{self, Checksum};
+use strata_core::vision::dump::{Comparison, compare, read_rows, write_png, write_rows};
+use strata_core::vision::{EncodeTimes, PictureRows, PreprocessOptions, Preprocessed, VisionEncoder};
+
+/// Encode a picture with a vision encoder and show what the model sees.
+///
+/// Prints sizes, the token grid, the time of every stage and statistics of the rows; can write the rows, compare them with
+/// rows written before or by another implementation, and write the picture as the encoder sees it.
+#[derive(Parser, Debug)]
+pub struct Args {
+    /// The picture: PNG, JPEG, WebP, GIF or BMP; `-` reads standard input
+    #[arg(value_name = "PICTURE")]
+    picture: PathBuf,
+    /// The vision encoder, a llama.cpp mmproj GGUF; without it, the bundled tiny encoder
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
+    /// Expected SHA-256 of the encoder's file; without it, FILE.sha256 is used where it exists
+    #[arg(long, value_name = "HEX", requires = "mmproj")]
+    mmproj_sha256: Option<String>,
+    /// Most rows the picture may become
+    #[arg(long, value_name = "N", default_value_t = PreprocessOptions::default().max_tokens)]
+    vision_tokens: usize,
+    /// Fewest rows the picture may become
+    #[arg(long, value_name = "N", default_value_t = PreprocessOptions::default().min_tokens)]
+    vision_min_tokens: usize,
+    /// Write the rows as safetensors: `rows` [blocks, width] F32 and `grid` [2] I32
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Compare with the `rows` of a safetensors file; exit code 3 when the largest difference is above --tolerance
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+    /// Largest difference allowed by --compare, relative to the largest value of the reference
+    #[arg(long, value_name = "X", default_value_t = 1e-4, requires = "compare")]
+    tolerance: f32,
+    /// Write the resized picture as PNG: what the encoder sees
+    #[arg(long, value_name = "FILE")]
+    render: Option<PathBuf>,
+    /// Threads; 0 for one per core
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+    /// Report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let bytes = read_picture(&args.picture)?;
+    let threads = match args.threads {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        n => n,
+    };
+    let start = Instant::now();
+    let (encoder, checksum) = open_encoder(args.mmproj.as_deref(), args.mmproj_sha256.as_deref(), threads)?;
+    let open = start.elapsed();
+    let options = PreprocessOptions { max_tokens: args.vision_tokens, min_tokens: args.vision_min_tokens };
+    let start = Instant::now();
+    let picture = encoder.preprocess(&bytes, &options).with_context(|| args.picture.display().to_string())?;
+    let preprocess = start.elapsed();
+    if let Some(path) = &args.render {
+        write_png(path, &picture)?;
+    }
+    let start = Instant::now();
+    let (rows, times) = encoder.encode_timed(&picture);
+    let encode = start.elapsed();
+    if let Some(path) = &args.out {
+        write_rows(path, &rows)?;
+    }
+    let comparison = match &args.compare {
+        Some(path) => {
+            let (reference, shape) = read_rows(path)?;
+            Some(compare(&rows, &reference, &shape)?)
+        }
+        None => None,
+    };
+    let agrees = comparison.as_ref().is_none_or(|c| c.relative() <= args.tolerance);
+    let report = Report { encoder: &encoder, checksum, picture, rows, open, preprocess, encode, times, comparison };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report.json())?);
+    } else {
+        report.print(args.tolerance);
+    }
+    Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
+
+fn read_picture(path: &Path) -> anyhow::Result<Vec<u8>> {
+    if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes).context("standard input")?;
+        return Ok(bytes);
+    }
+    std::fs::read(path).with_context(|| path.display().to_string())
+}
+
+/// The encoder and what its file was checked against.
+fn open_encoder(
+    path: Option<&Path>,
+    pinned: Option<&str>,
+    threads: usize,
+) -> anyhow::Result<(VisionEncoder, Checksum)> {
+    let Some(path) = path else {
+        let encoder = crate::bundled::vision_encoder(threads)?;
+        return Ok((encoder, Checksum::Unpinned));
+    };
+    let checksum = checksum::verify(path, pinned)?;
+    Ok((VisionEncoder::open(path, threads)?, checksum))
+}
+
+/// Everything the command found out.
+struct Report<'a> {
+    encoder: &'a VisionEncoder,
+    checksum: Checksum,
+    picture: Preprocessed,
+    rows: PictureRows,
+    open: Duration,
+    preprocess: Duration,
+    encode: Duration,
+    times: EncodeTimes,
+    comparison: Option<Comparison>,
+}
+
+/// Statistics of the rows' values.
+struct RowStatistics {
+    mean: f64,
+    deviation: f64,
+    min: f32,
+    max: f32,
+    shortest: f64,
+    longest: f64,
+}
+
+impl RowStatistics {
+    fn of(rows: &PictureRows) -> Self {
+        let n = rows.data.len().max(1) as f64;
+        let mean = rows.data.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
+        let variance = rows.data.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
+        let norms: Vec<f64> = (0..rows.rows())
+            .map(|r| rows.row(r).iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt())
+            .collect();
+        Self {
+            mean,
+            deviation: variance.sqrt(),
+            min: rows.data.iter().copied().fold(f32::INFINITY, f32::min),
+            max: rows.data.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            shortest: norms.iter().copied().fold(f64::INFINITY, f64::min),
+            longest: norms.iter().copied().fold(0.0, f64::max),
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e5).round() / 100.0
+}
+
+impl Report<'_> {
+    /// The stages of a picture's way, in order.
+    fn stages(&self) -> [(&'static str, Duration); 7] {
+        [
+            ("open encoder", self.open),
+            ("decode, resize", self.preprocess),
+            ("embed patches", self.times.embed),
+            ("projections", self.times.projections),
+            ("attention", self.times.attention),
+            ("mlp", self.times.mlp),
+            ("merger", self.times.merger),
+        ]
+    }
+
+    fn key(&self) -> String {
+        self.picture.key.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    fn print(&self, tolerance: f32) {
+        let (picture, shape) = (&self.picture, self.encoder.shape());
+        println!(
+            "encoder     {} layers of {}, {} heads, patches of {} pixels, rows of {}",
+            shape.layers, shape.hidden, shape.heads, shape.picture.patch, shape.out
+        );
+        match &self.checksum {
+            Checksum::Unpinned => {}
+            Checksum::Verified { sha256, pinned_by } => println!("sha256      {sha256} (as {pinned_by})"),
+        }
+        println!("picture     {} of {}x{} pixels", picture.format, picture.source_size.0, picture.source_size.1);
+        println!("resized     {}x{} pixels", picture.size.0, picture.size.1);
+        println!("grid        {} rows x {} columns = {} tokens", picture.grid.0, picture.grid.1, self.rows.rows());
+        println!("key         {}", self.key());
+        for note in &picture.notes {
+            println!("note        {note}");
+        }
+        for (stage, time) in self.stages() {
+            println!("{stage:<15} {:>10.2} ms", milliseconds(time));
+        }
+        let total = self.encode.as_secs_f64();
+        println!("{:<15} {:>10.2} ms, {:.1} tokens/s", "encode", milliseconds(self.encode), self.rows.rows() as f64 / total);
+        let s = RowStatistics::of(&self.rows);
+        println!(
+            "values      mean {:.5}, deviation {:.5}, from {:.5} to {:.5}; row lengths {:.3} to {:.3}",
+            s.mean, s.deviation, s.min, s.max, s.shortest, s.longest
+        );
+        if let Some(c) = &self.comparison {
+            println!(
+                "compare     largest difference {:.3e} (block {}, column {}), rms {:.3e}, relative {:.3e}: {}",
+                c.largest,
+                c.at.0,
+                c.at.1,
+                c.rms,
+                c.relative(),
+                if c.relative() <= tolerance { "within" } else { "BEYOND" }
+            );
+            println!("tolerance   {tolerance:e} of the largest value {:.5}", c.scale);
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let (picture, shape, s) = (&self.picture, self.encoder.shape(), RowStatistics::of(&self.rows));
+        let times: serde_json::Map<String, serde_json::Value> = self
+            .stages()
+            .into_iter()
+            .chain([("encode", self.encode)])
+            .map(|(stage, time)| (stage.replace(", ", "_").replace(' ', "_"), milliseconds(time).into()))
+            .collect();
+        serde_json::json!({
+            "encoder": {
+                "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads,
+                "feed_forward": shape.feed_forward, "patch": shape.picture.patch, "width": shape.out,
+            },
+            "sha256": match &self.checksum {
+                Checksum::Unpinned => None,
+                Checksum::Verified { sha256, .. } => Some(sha256),
+            },
+            "format": picture.format,
+            "source_size": picture.source_size,
+            "size": picture.size,
+            "grid": picture.grid,
+            "tokens": self.rows.rows(),
+            "key": self.key(),
+            "notes": picture.notes,
+            "milliseconds": times,
+            "values": {
+                "mean": s.mean, "deviation": s.deviation, "min": s.min, "max": s.max,
+                "shortest_row": s.shortest, "longest_row": s.longest,
+            },
+            "compare": self.comparison.as_ref().map(|c| serde_json::json!({
+                "largest": c.largest, "rms": c.rms, "relative": c.relative(), "block": c.at.0, "column": c.at.1,
+            })),
+        })
+    }
+}
