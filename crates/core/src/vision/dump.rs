@@ -75,7 +75,6 @@ fn save(
     let mut buffered = std::io::BufWriter::new(file.as_file_mut());
     write(&mut buffered).map_err(failed)?;
     buffered.flush().map_err(failed)?;
-    drop(buffered);
     file.persist(path).map_err(|e| failed(e.error))?;
     Ok(())
 }

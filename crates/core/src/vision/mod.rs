@@ -16,6 +16,8 @@ mod error;
 #[cfg(test)]
 mod golden_tests;
 pub mod preprocess;
+#[cfg(test)]
+mod hostile_tests;
 mod reader;
 pub mod resize;
 pub mod splice;

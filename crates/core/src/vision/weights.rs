@@ -289,3 +289,82 @@ pub fn identity(file: &GgufFile) -> [u8; 32] {
     }
     hash.finalize().into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden() -> Vec<u8> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny-mmproj.gguf");
+        std::fs::read(path).unwrap_or_else(|e| panic!("{path}: {e}"))
+    }
+
+    fn opened(bytes: Vec<u8>) -> Result<EncoderShape, VisionError> {
+        load(&GgufFile::from_bytes("test", bytes.into())?).map(|(shape, _)| shape)
+    }
+
+    /// The tiny encoder with the 4-byte value of `key` replaced.
+    fn with_value(key: &str, value: [u8; 4]) -> Vec<u8> {
+        let mut bytes = golden();
+        let at = bytes.windows(key.len()).position(|w| w == key.as_bytes()).expect("the key is there") + key.len() + 4;
+        bytes[at..at + 4].copy_from_slice(&value);
+        bytes
+    }
+
+    /// The tiny encoder with the first `from` replaced by `to` of the same length.
+    fn with_text(from: &str, to: &str) -> Vec<u8> {
+        assert_eq!(from.len(), to.len());
+        let mut bytes = golden();
+        let at = bytes.windows(from.len()).position(|w| w == from.as_bytes()).expect("the text is there");
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        bytes
+    }
+
+    #[test]
+    fn the_geometry_comes_from_the_file() {
+        let shape = opened(golden()).unwrap();
+        assert_eq!((shape.layers, shape.hidden, shape.feed_forward, shape.heads), (4, 128, 512, 4));
+        assert_eq!((shape.picture.patch, shape.picture.merge, shape.position_side, shape.out), (16, 2, 16, 256));
+    }
+
+    #[test]
+    fn a_file_that_does_not_fit_together_is_refused_by_name() {
+        let u = |key: &str, value: u32| with_value(key, value.to_le_bytes());
+        let cases = [
+            (with_text("clip", "clop"), "general.architecture"),
+            (u("clip.vision.block_count", 5), "v.blk.4"),
+            (u("clip.vision.block_count", u32::MAX), "clip.vision.block_count"),
+            (u("clip.vision.attention.head_count", 0), "head_count"),
+            (u("clip.vision.attention.head_count", 5), "head_count"),
+            (u("clip.vision.attention.head_count", 64), "head_count"),
+            (u("clip.vision.embedding_length", 64), "ln1"),
+            (u("clip.vision.feed_forward_length", 500), "ffn_up"),
+            (u("clip.vision.patch_size", 14), "patch_embd"),
+            (u("clip.vision.patch_size", 60_000), "patch_size"),
+            (u("clip.vision.projection_dim", 255), "mm.2"),
+            (u("clip.vision.spatial_merge_size", 3), "mm.0"),
+            (with_value("clip.vision.attention.layer_norm_epsilon", f32::NAN.to_le_bytes()), "epsilon"),
+            (with_text("qwen3vl_merger", "qwen2vl_merger"), "projector_type"),
+            (with_text("v.post_ln.weight", "v.post_ln.weighs"), "v.post_ln.weight"),
+            (with_text("v.position_embd.weight", "v.position_embd.weighs"), "v.position_embd.weight"),
+            (with_text("clip.vision.image_std", "clip.vision.image_stt"), "clip.vision.image_std"),
+        ];
+        for (bytes, item) in cases {
+            let error = opened(bytes).err().unwrap_or_else(|| panic!("{item}: was accepted")).to_string();
+            assert!(error.contains(item), "{error:?} does not name {item}");
+        }
+    }
+
+    #[test]
+    fn identity_follows_the_weights() {
+        let id = |bytes: Vec<u8>| identity(&GgufFile::from_bytes("test", bytes.into()).unwrap());
+        assert_eq!(id(golden()), id(golden()));
+        let file = GgufFile::from_bytes("test", golden().into()).unwrap();
+        let tensor = file.tensor("v.blk.2.ffn_up.weight").unwrap();
+        let weights = file.data(tensor);
+        let mut changed = golden();
+        let at = changed.windows(64).position(|w| w == &weights[..64]).unwrap();
+        changed[at + 5] ^= 0x10;
+        assert_ne!(id(golden()), id(changed));
+    }
+}

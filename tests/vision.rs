@@ -1,0 +1,117 @@
+//! `strata vision` as a user runs it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn golden(name: &str) -> String {
+    format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn vision(picture: &str, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_strata"))
+        .args(["vision", picture, "--mmproj", &golden("tiny-mmproj.gguf"), "--threads", "2"])
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn picture(name: &str) -> String {
+    golden(&format!("vision/pictures/{name}"))
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn reports_sizes_grid_and_notes_as_json() {
+    let output = vision(&picture("moving.gif"), &["--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["source_size"], serde_json::json!([60, 44]));
+    assert_eq!(report["size"], serde_json::json!([96, 64]));
+    assert_eq!(report["grid"], serde_json::json!([2, 3]));
+    assert_eq!(report["tokens"], 6);
+    assert!(report["notes"][0].as_str().unwrap().contains("first frame"));
+    assert!(report["milliseconds"]["attention"].as_f64().is_some());
+}
+
+#[test]
+fn vision_tokens_bounds_the_rows() {
+    for (most, expected) in [("64", 54), ("12", 12), ("4", 2)] {
+        let output = vision(&picture("large.png"), &["--json", "--vision-tokens", most, "--vision-min-tokens", "1"]);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["tokens"], expected, "at most {most}");
+    }
+}
+
+#[test]
+fn written_rows_compare_equal_to_themselves_and_not_to_another_picture() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = dir.path().join("rows.safetensors").display().to_string();
+    assert!(vision(&picture("palette.png"), &["--out", &rows]).status.success());
+    let same = vision(&picture("palette.png"), &["--compare", &rows, "--tolerance", "0", "--json"]);
+    assert_eq!(same.status.code(), Some(0), "{}", stderr(&same));
+    let report: serde_json::Value = serde_json::from_slice(&same.stdout).unwrap();
+    assert_eq!(report["compare"]["largest"], 0.0);
+    let other = vision(&picture("palette-transparent.png"), &["--compare", &rows]);
+    assert_eq!(other.status.code(), Some(3), "another picture of the same size is beyond the threshold");
+    let shape = vision(&picture("large.png"), &["--compare", &rows]);
+    assert!(!shape.status.success() && stderr(&shape).contains("shape"), "{}", stderr(&shape));
+}
+
+#[test]
+fn render_writes_what_the_encoder_sees() {
+    let dir = tempfile::tempdir().unwrap();
+    let png = dir.path().join("seen.png").display().to_string();
+    assert!(vision(&picture("rgb.png"), &["--render", &png]).status.success());
+    let seen = vision(&png, &["--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&seen.stdout).unwrap();
+    assert_eq!(report["source_size"], serde_json::json!([96, 64]));
+    assert_eq!(report["size"], serde_json::json!([96, 64]));
+}
+
+#[test]
+fn a_pinned_checksum_is_checked() {
+    let wrong = vision(&picture("rgb.png"), &["--mmproj-sha256", &"0".repeat(64)]);
+    assert!(!wrong.status.success());
+    assert!(stderr(&wrong).contains("SHA-256") && stderr(&wrong).contains(&"0".repeat(64)), "{}", stderr(&wrong));
+
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("mmproj.gguf");
+    std::fs::copy(golden("tiny-mmproj.gguf"), &copy).unwrap();
+    std::fs::write(dir.path().join("mmproj.gguf.sha256"), format!("{}  mmproj.gguf\n", "1".repeat(64))).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_strata"))
+        .args(["vision", &picture("rgb.png"), "--mmproj", &copy.display().to_string()])
+        .output()
+        .unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("mmproj.gguf.sha256"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_broken_picture_or_encoder_is_bad_input_with_one_line_that_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path: PathBuf = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.display().to_string()
+    };
+    let text = vision(&file("notes.png", b"not a picture"), &[]);
+    assert_eq!(text.status.code(), Some(2), "{}", stderr(&text));
+    assert!(stderr(&text).contains("notes.png") && stderr(&text).contains("not a picture"), "{}", stderr(&text));
+
+    let encoder = file("mmproj.gguf", b"GGUF but not really");
+    let output = Command::new(env!("CARGO_BIN_EXE_strata"))
+        .args(["vision", &picture("rgb.png"), "--mmproj", &encoder])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("mmproj.gguf"), "{}", stderr(&output));
+
+    let wrong = Command::new(env!("CARGO_BIN_EXE_strata"))
+        .args(["vision", &picture("rgb.png"), "--mmproj", &golden("tiny.gguf")])
+        .output()
+        .unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(stderr(&wrong).contains("general.architecture"), "a text model is not an encoder: {}", stderr(&wrong));
+}
