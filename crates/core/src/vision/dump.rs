@@ -72,9 +72,11 @@ fn save(
     let failed = |source| VisionError::Io { path: path.to_path_buf(), source };
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    let mut buffered = std::io::BufWriter::new(file.as_file_mut());
-    write(&mut buffered).map_err(failed)?;
-    buffered.flush().map_err(failed)?;
+    {
+        let mut buffered = std::io::BufWriter::new(file.as_file_mut());
+        write(&mut buffered).map_err(failed)?;
+        buffered.flush().map_err(failed)?;
+    }
     file.persist(path).map_err(|e| failed(e.error))?;
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! half goes to even), the resampling is Pillow's antialiased bicubic filter, byte for byte.
 
 use super::VisionError;
+use std::borrow::Cow;
 
 /// Largest ratio of the sides.
 pub const MAX_ASPECT: f64 = 200.0;
@@ -93,22 +94,27 @@ fn to_byte(sum: i32) -> u8 {
 
 const HALF: i32 = 1 << (PRECISION - 1);
 
-/// Resamples RGB bytes `[height, width, 3]` to `to_width x to_height`: rows first, then columns, bytes in between.
+/// Resamples RGB bytes `[height, width, 3]` to `to_width x to_height`: one direction first, then the other, bytes in
+/// between. Rows go first, unless the height loses more than twice the pixels the width does: the order of Pillow 13,
+/// which shows in the result, since what overshoots is cut off in between.
 pub fn bicubic(rgb: &[u8], width: u32, height: u32, to_width: u32, to_height: u32) -> Vec<u8> {
+    let lost = (i64::from(width) - i64::from(to_width), i64::from(height) - i64::from(to_height));
+    let columns_first = lost.1 > 0 && lost.1 > 2 * lost.0;
     let (width, height) = (width as usize, height as usize);
     let (to_width, to_height) = (to_width as usize, to_height as usize);
     assert_eq!(rgb.len(), width * height * 3, "RGB bytes of a {width}x{height} picture");
-    let across;
-    let rows = if to_width == width {
-        rgb
+    if columns_first {
+        rows(&columns(rgb, width, height, to_height), width, to_height, to_width).into_owned()
     } else {
-        across = shrink_rows(rgb, width, height, to_width);
-        &across
-    };
-    if to_height == height { rows.to_vec() } else { shrink_columns(rows, to_width, height, to_height) }
+        columns(&rows(rgb, width, height, to_width), to_width, height, to_height).into_owned()
+    }
 }
 
-fn shrink_rows(rgb: &[u8], width: usize, height: usize, to_width: usize) -> Vec<u8> {
+/// Brings every row to `to_width` pixels.
+fn rows(rgb: &[u8], width: usize, height: usize, to_width: usize) -> Cow<'_, [u8]> {
+    if to_width == width {
+        return rgb.into();
+    }
     let taps = taps(width, to_width);
     let mut out = vec![0; height * to_width * 3];
     for (row, out) in rgb.chunks_exact(width * 3).zip(out.chunks_exact_mut(to_width * 3)) {
@@ -122,10 +128,14 @@ fn shrink_rows(rgb: &[u8], width: usize, height: usize, to_width: usize) -> Vec<
             *out = sums.map(to_byte);
         }
     }
-    out
+    out.into()
 }
 
-fn shrink_columns(rgb: &[u8], width: usize, height: usize, to_height: usize) -> Vec<u8> {
+/// Brings every column to `to_height` pixels.
+fn columns(rgb: &[u8], width: usize, height: usize, to_height: usize) -> Cow<'_, [u8]> {
+    if to_height == height {
+        return rgb.into();
+    }
     let stride = width * 3;
     let mut out = vec![0; to_height * stride];
     let mut sums = vec![0i32; stride];
@@ -140,7 +150,7 @@ fn shrink_columns(rgb: &[u8], width: usize, height: usize, to_height: usize) -> 
             *out = to_byte(sum);
         }
     }
-    out
+    out.into()
 }
 
 #[cfg(test)]
