@@ -3,6 +3,7 @@
 mod cli;
 mod run;
 mod serve;
+mod vision;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -24,12 +25,15 @@ enum Command {
     Run(Box<run::Args>),
     /// Serve several requests at once over HTTP (OpenAI's and Anthropic's APIs, and a chat page)
     Serve(Box<serve::Args>),
+    /// Encode a picture and show what the model sees
+    Vision(Box<vision::Args>),
 }
 
 fn main() -> ExitCode {
     let result = match Strata::parse().command {
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::run(*args),
+        Command::Vision(args) => vision::run(*args),
     };
     result.unwrap_or_else(|error| cli::failure::report(&error))
 }

@@ -1,15 +1,18 @@
 //! `strata vision`: encode a picture and show what the model sees.
 
+use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
+use crate::cli::model::{VisionArgs, open_encoder};
 use anyhow::Context;
 use clap::Parser;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use strata_core::vision::checksum::{self, Checksum};
+use strata::bundled;
+use strata_core::vision::checksum::Checksum;
 use strata_core::vision::dump::{Comparison, compare, read_rows, write_png, write_rows};
 use strata_core::vision::{EncodeTimes, PictureRows, PreprocessOptions, Preprocessed, VisionEncoder};
 
-/// Encode a picture with a vision encoder and show what the model sees.
+/// Encode a picture and show what the model sees.
 ///
 /// Prints sizes, the token grid, the time of every stage and statistics of the rows; can write the rows, compare them with
 /// rows written before or by another implementation, and write the picture as the encoder sees it.
@@ -18,18 +21,8 @@ pub struct Args {
     /// The picture: PNG, JPEG, WebP, GIF or BMP; `-` reads standard input
     #[arg(value_name = "PICTURE")]
     picture: PathBuf,
-    /// The vision encoder, a llama.cpp mmproj GGUF; without it, the bundled tiny encoder
-    #[arg(long, value_name = "FILE")]
-    mmproj: Option<PathBuf>,
-    /// Expected SHA-256 of the encoder's file; without it, FILE.sha256 is used where it exists
-    #[arg(long, value_name = "HEX", requires = "mmproj")]
-    mmproj_sha256: Option<String>,
-    /// Most rows the picture may become
-    #[arg(long, value_name = "N", default_value_t = PreprocessOptions::default().max_tokens)]
-    vision_tokens: usize,
-    /// Fewest rows the picture may become
-    #[arg(long, value_name = "N", default_value_t = PreprocessOptions::default().min_tokens)]
-    vision_min_tokens: usize,
+    #[command(flatten)]
+    vision: VisionArgs,
     /// Write the rows as safetensors: `rows` [blocks, width] F32 and `grid` [2] I32
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -42,9 +35,9 @@ pub struct Args {
     /// Write the resized picture as PNG: what the encoder sees
     #[arg(long, value_name = "FILE")]
     render: Option<PathBuf>,
-    /// Threads; 0 for one per core
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
-    threads: usize,
+    /// Threads [default: one per core]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
     /// Report as JSON
     #[arg(long)]
     json: bool,
@@ -53,14 +46,12 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let bytes = read_picture(&args.picture)?;
-    let threads = match args.threads {
-        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-        n => n,
-    };
+    let threads =
+        args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n as usize);
     let start = Instant::now();
-    let (encoder, checksum) = open_encoder(args.mmproj.as_deref(), args.mmproj_sha256.as_deref(), threads)?;
+    let (encoder, checksum) = encoder(&args.vision, threads)?;
     let open = start.elapsed();
-    let options = PreprocessOptions { max_tokens: args.vision_tokens, min_tokens: args.vision_min_tokens };
+    let options = args.vision.preprocess_options(&encoder, PreprocessOptions::default().max_tokens)?;
     let start = Instant::now();
     let picture = encoder.preprocess(&bytes, &options).with_context(|| args.picture.display().to_string())?;
     let preprocess = start.elapsed();
@@ -87,7 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         report.print(args.tolerance);
     }
-    Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::from(BEYOND_THRESHOLD) })
 }
 
 fn read_picture(path: &Path) -> anyhow::Result<Vec<u8>> {
@@ -99,18 +90,16 @@ fn read_picture(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| path.display().to_string())
 }
 
-/// The encoder and what its file was checked against.
-fn open_encoder(
-    path: Option<&Path>,
-    pinned: Option<&str>,
-    threads: usize,
-) -> anyhow::Result<(VisionEncoder, Checksum)> {
-    let Some(path) = path else {
-        let encoder = crate::bundled::vision_encoder(threads)?;
-        return Ok((encoder, Checksum::Unpinned));
-    };
-    let checksum = checksum::verify(path, pinned)?;
-    Ok((VisionEncoder::open(path, threads)?, checksum))
+/// The encoder the arguments name, or the bundled one, and what its file was checked against.
+fn encoder(args: &VisionArgs, threads: usize) -> anyhow::Result<(VisionEncoder, Checksum)> {
+    if let Some(path) = &args.mmproj {
+        return open_encoder(path, args.mmproj_sha256.as_deref(), threads);
+    }
+    let data = bundled::encoder().ok_or_else(|| {
+        BadInput::new("no vision encoder given, and this build has none bundled").hint("give one with --mmproj FILE")
+    })?;
+    eprintln!("strata: using the bundled vision encoder (choose another with --mmproj FILE)");
+    Ok((VisionEncoder::from_bytes("the bundled vision encoder", data, threads)?, Checksum::Unpinned))
 }
 
 /// Everything the command found out.

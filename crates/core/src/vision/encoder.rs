@@ -79,6 +79,12 @@ impl VisionEncoder {
         self.shape.out
     }
 
+    /// Fewest rows a picture should become unless the user says otherwise: a ninth of what the table of positions was
+    /// trained on, which for the real encoder (48 x 48 patches) is the 64 rows of its own preprocessor settings.
+    pub fn default_min_tokens(&self) -> usize {
+        (self.shape.position_side * self.shape.position_side / self.shape.merged() / 9).max(1)
+    }
+
     /// What tells this encoder's rows from another's: part of every picture's key.
     pub fn identity(&self) -> &[u8; 32] {
         &self.identity

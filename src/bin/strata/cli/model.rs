@@ -9,6 +9,7 @@ use strata::bundled;
 use strata_core::gguf::GgufFile;
 use strata_core::model::{KvType, LoadOptions, Model};
 use strata_core::text::{ChatTemplate, Tokenizer};
+use strata_core::vision::checksum::{self, Checksum};
 use strata_core::vision::{PictureReader, PreprocessOptions, VisionEncoder};
 
 /// Bytes of encoded pictures kept for reuse.
@@ -36,12 +37,29 @@ pub struct VisionArgs {
     /// Vision encoder (mmproj GGUF) [default: an mmproj*.gguf beside the model]
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
+    /// Expected SHA-256 of the encoder's file [default: the one in FILE.sha256, where that exists]
+    #[arg(long, value_name = "HEX", requires = "mmproj")]
+    pub mmproj_sha256: Option<String>,
     /// Whether pictures are read, and where the encoder runs
     #[arg(long, value_name = "WHERE", default_value = "yes")]
     pub vision: VisionArg,
     /// Most rows (tokens) a picture may take [default: 300 on the CPU]
     #[arg(long, value_name = "N", value_parser = super::settings::positive)]
     pub vision_tokens: Option<usize>,
+    /// Fewest rows (tokens) a picture may take: smaller pictures are enlarged [default: set by the encoder]
+    #[arg(long, value_name = "N", value_parser = super::settings::positive)]
+    pub vision_min_tokens: Option<usize>,
+}
+
+impl VisionArgs {
+    /// How pictures are brought to size for `encoder`; `most` is the largest number of rows unless set.
+    pub fn preprocess_options(&self, encoder: &VisionEncoder, most: usize) -> Result<PreprocessOptions> {
+        let max_tokens = self.vision_tokens.unwrap_or(most);
+        let min_tokens = self.vision_min_tokens.unwrap_or(encoder.default_min_tokens().min(max_tokens));
+        let options = PreprocessOptions { max_tokens, min_tokens };
+        options.validate()?;
+        Ok(options)
+    }
 }
 
 /// `--kv-type`
@@ -103,6 +121,12 @@ pub fn open_gguf(path: &Path) -> Result<GgufFile> {
     Ok(GgufFile::open(path)?)
 }
 
+/// Opens a vision encoder after checking its file against `pinned` or the checksum file beside it.
+pub fn open_encoder(path: &Path, pinned: Option<&str>, threads: usize) -> Result<(VisionEncoder, Checksum)> {
+    let checksum = checksum::verify(path, pinned)?;
+    Ok((VisionEncoder::open(path, threads)?, checksum))
+}
+
 /// A model ready to compute, with its text side.
 pub struct LoadedModel {
     /// The file.
@@ -150,12 +174,7 @@ impl LoadedModel {
             ))
             .into());
         }
-        let mut options = PreprocessOptions {
-            max_tokens: args.vision_tokens.unwrap_or(CPU_PICTURE_TOKENS),
-            ..PreprocessOptions::default()
-        };
-        options.min_tokens = options.min_tokens.min(options.max_tokens);
-        options.validate()?;
+        let options = args.preprocess_options(&encoder, CPU_PICTURE_TOKENS)?;
         Ok(Some(PictureReader::new(Arc::new(encoder), options, PICTURE_CACHE_BYTES)))
     }
 
@@ -170,7 +189,7 @@ impl LoadedModel {
             VisionArg::Yes | VisionArg::Cpu => {}
         }
         if let Some(path) = &args.mmproj {
-            return Ok(Some(VisionEncoder::open(path, threads)?));
+            return Ok(Some(open_encoder(path, args.mmproj_sha256.as_deref(), threads)?.0));
         }
         let Some(model) = self.file.paths().first() else {
             let Some(data) = bundled::encoder() else { return Ok(None) };
@@ -178,7 +197,7 @@ impl LoadedModel {
         };
         match encoders_beside(model).as_slice() {
             [] => Ok(None),
-            [path] => Ok(Some(VisionEncoder::open(path, threads)?)),
+            [path] => Ok(Some(open_encoder(path, None, threads)?.0)),
             several => {
                 let names: Vec<_> = several.iter().map(|path| path.display().to_string()).collect();
                 Err(BadInput::new(format!("several vision encoders lie beside the model: {}", names.join(", ")))
