@@ -130,9 +130,8 @@ impl RowStatistics {
         let n = rows.data.len().max(1) as f64;
         let mean = rows.data.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
         let variance = rows.data.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
-        let norms: Vec<f64> = (0..rows.rows())
-            .map(|r| rows.row(r).iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt())
-            .collect();
+        let norms: Vec<f64> =
+            (0..rows.rows()).map(|r| rows.row(r).iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt()).collect();
         Self {
             mean,
             deviation: variance.sqrt(),
@@ -187,7 +186,12 @@ impl Report<'_> {
             println!("{stage:<15} {:>10.2} ms", milliseconds(time));
         }
         let total = self.encode.as_secs_f64();
-        println!("{:<15} {:>10.2} ms, {:.1} tokens/s", "encode", milliseconds(self.encode), self.rows.rows() as f64 / total);
+        println!(
+            "{:<15} {:>10.2} ms, {:.1} tokens/s",
+            "encode",
+            milliseconds(self.encode),
+            self.rows.rows() as f64 / total
+        );
         let s = RowStatistics::of(&self.rows);
         println!(
             "values      mean {:.5}, deviation {:.5}, from {:.5} to {:.5}; row lengths {:.3} to {:.3}",

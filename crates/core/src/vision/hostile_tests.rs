@@ -204,7 +204,9 @@ fn odd_but_honest_pictures_are_read() {
 
 #[test]
 fn no_flipped_byte_panics() {
-    for name in ["rgb.png", "chroma.jpg", "lossless.webp", "lossy.webp", "still.gif", "moving.gif", "rgb.bmp", "turned.png"] {
+    for name in
+        ["rgb.png", "chroma.jpg", "lossless.webp", "lossy.webp", "still.gif", "moving.gif", "rgb.bmp", "turned.png"]
+    {
         let good = golden(name);
         let mut state = 1u32;
         for _ in 0..60 {

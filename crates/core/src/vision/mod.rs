@@ -15,9 +15,9 @@ mod encoder;
 mod error;
 #[cfg(test)]
 mod golden_tests;
-pub mod preprocess;
 #[cfg(test)]
 mod hostile_tests;
+pub mod preprocess;
 mod reader;
 pub mod resize;
 pub mod splice;
