@@ -12,7 +12,7 @@ use bytes::Bytes;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use strata_kernels::format::{TensorType, quantize};
+use strata_kernels::format::quantize;
 
 /// Weights encoded at a time.
 const CHUNK_WEIGHTS: usize = 1 << 19;
@@ -145,13 +145,7 @@ fn encode(output: &Output, chunk: Chunk) -> Result<Bytes, ConvertError> {
         Content::Convert { planned, sources, importance } => (planned, sources, importance),
     };
     let (ty, cols) = (output.decl.ty, planned.cols());
-    let float = match ty {
-        TensorType::F32 => Some(Float::F32),
-        TensorType::F16 => Some(Float::F16),
-        TensorType::BF16 => Some(Float::BF16),
-        _ => None,
-    };
-    if let Some(float) = float.filter(|f| planned.is_byte_copy(*f, sources)) {
+    if let Some(float) = Float::of(ty).filter(|f| planned.is_byte_copy(*f, sources)) {
         return Ok(copy_rows(planned, sources, float, chunk));
     }
     let mut values = vec![0.0; chunk.rows * cols];

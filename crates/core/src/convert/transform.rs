@@ -7,6 +7,7 @@
 use super::names::Part;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use strata_kernels::format::TensorType;
 
 /// A function applied to every value, in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +143,16 @@ pub enum Float {
 }
 
 impl Float {
+    /// The plain float that a GGUF type is, if it is one.
+    pub fn of(ty: TensorType) -> Option<Float> {
+        match ty {
+            TensorType::F32 => Some(Float::F32),
+            TensorType::F16 => Some(Float::F16),
+            TensorType::BF16 => Some(Float::BF16),
+            _ => None,
+        }
+    }
+
     /// Bytes per value.
     pub fn bytes(self) -> usize {
         if self == Float::F32 { 4 } else { 2 }
