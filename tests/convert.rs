@@ -128,7 +128,9 @@ fn an_interrupt_leaves_no_half_file() {
     let found = names(folder.0.path());
     match code {
         Some(0) => assert_eq!(found, ["model.gguf"]),
-        _ => assert!(found.is_empty() || found == ["model.gguf"] && GgufFile::open(&out).is_ok(), "{code:?}: {found:?}"),
+        _ => {
+            assert!(found.is_empty() || found == ["model.gguf"] && GgufFile::open(&out).is_ok(), "{code:?}: {found:?}")
+        }
     }
 }
 

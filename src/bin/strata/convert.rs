@@ -182,7 +182,9 @@ impl Command<'_> {
             let verification = self.verify(file, source)?;
             let seconds = started.elapsed().as_secs_f64();
             if self.args.json {
-                print_json(&json!({ "file": file, "source": source, "verification": verification_json(&verification, seconds) }))?;
+                print_json(
+                    &json!({ "file": file, "source": source, "verification": verification_json(&verification, seconds) }),
+                )?;
             } else {
                 self.print_verification(file, &verification, seconds)?;
             }
@@ -232,7 +234,9 @@ impl Command<'_> {
             return Err(BadInput::new(format!("{} is a GGUF already", source.display())).hint(hint).into());
         }
         if args.output.is_none() && args.mmproj.is_none() {
-            return Err(BadInput::new("no output named").hint("-o FILE for the text model, --mmproj FILE for the encoder").into());
+            return Err(BadInput::new("no output named")
+                .hint("-o FILE for the text model, --mmproj FILE for the encoder")
+                .into());
         }
         let mut options = ConvertOptions {
             recipe: args.recipe,
@@ -274,8 +278,7 @@ impl Command<'_> {
         let report = self.with_bar(total, "converting", |p| convert(source, out, options, p))?;
         let seconds = started.elapsed().as_secs_f64();
         let verified = Instant::now();
-        let verification =
-            if self.args.no_verify { None } else { Some(self.verify(&report.files[0], source)?) };
+        let verification = if self.args.no_verify { None } else { Some(self.verify(&report.files[0], source)?) };
         let verify_seconds = verified.elapsed().as_secs_f64();
         if self.args.json {
             let mut value = report_json(&report, seconds);

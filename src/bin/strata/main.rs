@@ -1,6 +1,7 @@
 //! The `strata` program: parse, run one subcommand, turn its result into an exit code.
 
 mod cli;
+mod convert;
 mod run;
 mod serve;
 mod vision;
@@ -21,6 +22,8 @@ struct Strata {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Convert a checkpoint to GGUF, restore or drop the MTP head of a GGUF, or prove a file against its source
+    Convert(Box<convert::Args>),
     /// Generate text from a prompt, a file, a pipe, or in a conversation
     Run(Box<run::Args>),
     /// Serve several requests at once over HTTP (OpenAI's and Anthropic's APIs, and a chat page)
@@ -31,6 +34,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Strata::parse().command {
+        Command::Convert(args) => convert::run(*args),
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::run(*args),
         Command::Vision(args) => vision::run(*args),

@@ -324,7 +324,9 @@ fn compare_tensor(file: &GgufFile, tensor: &TensorInfo, planned: &Planned, sourc
     let sums = runs
         .par_iter()
         .map(|&(first, rows)| {
-            if float.is_some_and(|f| same_bytes(planned, sources, f, first, &data[first * row_bytes..][..rows * row_bytes])) {
+            if float
+                .is_some_and(|f| same_bytes(planned, sources, f, first, &data[first * row_bytes..][..rows * row_bytes]))
+            {
                 return Sums::default();
             }
             let mut raw = vec![0.0; rows * cols];
