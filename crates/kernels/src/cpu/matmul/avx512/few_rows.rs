@@ -1,10 +1,11 @@
 //! Decode windows: 1 to 4 activation rows against a stream of weights.
 //!
-//! A few weight rows are walked side by side, block by block. Each block is unpacked once and multiplied with every
-//! activation row while it is in registers; the integer sums of the weight rows are then transposed into the lanes of one
-//! register. What the rows share (unpacking, scales, minima) is most of the work, so a second row costs little.
+//! Sixteen weight rows are walked side by side, block by block, and transposed in registers so that each lane holds one
+//! weight row: one dot instruction then multiplies 4 columns of 16 weight rows with 4 broadcast activations, no sum ever
+//! crosses lanes, and scales and minima of 16 blocks are unpacked at once. The transposition is most of the work and is
+//! shared by all activation rows, so a second row costs little.
 
-use super::{load_table, sum_lanes_of_4, sum_lanes_of_8};
+use super::{Scales, broadcast, halves, scales_and_minima, transpose};
 use crate::cpu::matmul::activations::{QuantizedRow, SuperblockSums};
 use crate::cpu::matmul::job::WeightRows;
 use crate::cpu::matmul::prefetch::Prefetch;
@@ -12,18 +13,13 @@ use crate::cpu::matmul::scalar::QuantizedDot;
 use crate::format::blocks::{BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use std::arch::x86_64::*;
 
-/// Weight rows a kernel call works on at most.
-pub(in crate::cpu::matmul) const MAX_OUTPUTS: usize = 8;
+/// Weight rows worked on side by side.
+pub(in crate::cpu::matmul) const OUTPUTS: usize = 16;
 
 /// A format with a few-rows kernel.
 pub(in crate::cpu::matmul) trait FewRows: QuantizedDot {
-    /// Weight rows worked on side by side, at most [`MAX_OUTPUTS`].
-    const OUTPUTS: usize;
-    /// From so many activation rows on (5 at most) unpacking a tile pays, measured on Zen 4.
-    const TILE_ROWS: usize;
-
-    /// `out[r][o]` = weight row `o` times activation row `r`, for `o` in `0..OUTPUTS`. Where there are fewer weight rows
-    /// the last one stands in for the missing ones. `ahead` is moved on by what was read.
+    /// `out[r][o]` = weight row `o` times activation row `r`. Where there are fewer than sixteen weight rows the last one
+    /// stands in for the missing ones. `ahead` is moved on by what was read.
     ///
     /// # Safety
     /// The CPU has the features of [`crate::cpu::Simd::Avx512`], and every activation row has the weights' columns.
@@ -31,357 +27,265 @@ pub(in crate::cpu::matmul) trait FewRows: QuantizedDot {
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
         ahead: &mut Prefetch,
-        out: &mut [[f32; MAX_OUTPUTS]; N],
+        out: &mut [[f32; OUTPUTS]; N],
     );
 }
 
-impl FewRows for BlockQ8_0 {
-    const OUTPUTS: usize = 8;
-    const TILE_ROWS: usize = 5;
+/// Adds the products of one dword of every weight row with dword `at` of every activation row.
+///
+/// # Safety
+/// Four values are readable `at` values after each pointer.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn add_dots<const N: usize>(dots: &mut [__m512i; N], w: __m512i, x: &[*const i8; N], at: usize) {
+    for r in 0..N {
+        // SAFETY: the caller's promise.
+        dots[r] = _mm512_dpbusd_epi32(dots[r], w, unsafe { broadcast(x[r].add(at)) });
+    }
+}
 
+/// # Safety
+/// The CPU has AVX-512.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn store<const N: usize>(sums: &[__m512; N], out: &mut [[f32; OUTPUTS]; N]) {
+    for r in 0..N {
+        // SAFETY: 16 floats.
+        unsafe { _mm512_storeu_ps(out[r].as_mut_ptr(), sums[r]) };
+    }
+}
+
+impl FewRows for BlockQ8_0 {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
         ahead: &mut Prefetch,
-        out: &mut [[f32; MAX_OUTPUTS]; N],
+        out: &mut [[f32; OUTPUTS]; N],
     ) {
-        let rows: [*const u8; 8] = std::array::from_fn(|o| w.row(o));
-        let flip = _mm256_set1_epi8(-128);
-        let mut sums = [_mm256_setzero_ps(); N];
+        let rows: [*const u8; OUTPUTS] = std::array::from_fn(|o| w.row(o));
+        let flip = _mm512_set1_epi8(-128);
+        let q = x.map(|row| row.q.as_ptr());
+        let mut sums = [_mm512_setzero_ps(); N];
         for b in 0..w.blocks {
             let at = b * size_of::<Self>();
-            let mut d = [0u16; 8];
-            let mut q = [flip; 8];
-            for o in 0..8 {
-                // SAFETY: block `b` of a row lies within the row: 2 bytes of scale, 32 of weights.
-                unsafe {
-                    d[o] = rows[o].add(at).cast::<u16>().read_unaligned();
-                    // Weights plus 128 are unsigned, as the dot instruction wants them.
-                    q[o] = _mm256_xor_si256(_mm256_loadu_si256(rows[o].add(at + 2).cast()), flip);
+            ahead.advance(OUTPUTS * size_of::<Self>());
+            // SAFETY: block `b` of a row lies within the row (2 bytes of scale, 32 of weights), and the activation rows have
+            // as many blocks (the caller's promise).
+            unsafe {
+                // Starting from -128 times the sum of the activations makes up for the 128 added to the weights.
+                let mut dots = x.map(|row| broadcast(row.sums.as_ptr().add(4 * b)));
+                for chunk in 0..2 {
+                    for (i, dword) in transpose(&rows, at + 2 + 16 * chunk).into_iter().enumerate() {
+                        add_dots(&mut dots, _mm512_xor_si512(dword, flip), &q, 32 * b + 16 * chunk + 4 * i);
+                    }
+                }
+                let d = halves(&rows, at);
+                for r in 0..N {
+                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(*x[r].d.get_unchecked(b)));
+                    sums[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(dots[r]), sums[r]);
                 }
             }
-            ahead.advance(8 * size_of::<Self>());
-            // SAFETY: `d` is 16 bytes.
-            let d = _mm256_cvtph_ps(unsafe { _mm_loadu_si128(d.as_ptr().cast()) });
-            for r in 0..N {
-                // SAFETY: the activation rows have `blocks` blocks (the caller's promise).
-                let (x_q, x_d, offset) = unsafe {
-                    (
-                        _mm256_loadu_si256(x[r].q.as_ptr().add(32 * b).cast()),
-                        _mm256_set1_ps(*x[r].d.get_unchecked(b)),
-                        _mm256_set1_epi32(x[r].sums.as_ptr().cast::<i32>().add(b).read()),
-                    )
-                };
-                let dots = std::array::from_fn(|o| _mm256_dpbusd_epi32(_mm256_setzero_si256(), q[o], x_q));
-                let dots = _mm256_cvtepi32_ps(_mm256_add_epi32(sum_lanes_of_8(dots), offset));
-                sums[r] = _mm256_fmadd_ps(_mm256_mul_ps(d, x_d), dots, sums[r]);
-            }
         }
-        for r in 0..N {
-            // SAFETY: `out[r]` has room for 8 floats.
-            unsafe { _mm256_storeu_ps(out[r].as_mut_ptr(), sums[r]) };
-        }
-    }
-}
-
-/// Scales and minima of four superblocks of `Q4_K` or `Q5_K`.
-struct Header {
-    /// Superblock scales, one lane per weight row.
-    d: __m128,
-    dmin: __m128,
-    /// Pairs of minima as words, one lane per weight row: sub-blocks 0 and 1, 2 and 3, ...
-    mins: [__m128i; 4],
-    /// For weight row `o`: the scales of sub-blocks 0..4 and 4..8, spread to match packed dot products.
-    scales: [[__m512i; 2]; 4],
-}
-
-/// Where [`Header::scales`] takes its bytes from: in every 128-bit lane lie the 8 scales of two weight rows. Packing the
-/// dots of weights 0..64 and 64..128 puts sub-blocks (0, 2) into lanes 0 and 1 and (1, 3) into lanes 2 and 3.
-const SCALE_BYTES: [[[u8; 64]; 2]; 2] = {
-    let mut table = [[[0x80; 64]; 2]; 2];
-    let mut i = 0;
-    while i < 2 * 2 * 32 {
-        let (row, part, word) = (i / 64, i / 32 % 2, i % 32);
-        let sub_block = 4 * part + (word / 16) + 2 * (word / 4 % 2);
-        table[row][part][2 * word] = (8 * row + sub_block) as u8;
-        i += 1;
-    }
-    table
-};
-
-/// Reads the 16 bytes `d, dmin, scales` at the start of four superblocks.
-///
-/// # Safety
-/// 16 bytes are readable at each pointer.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn read_headers(blocks: [*const u8; 4]) -> Header {
-    // SAFETY: the caller's promise.
-    let h = blocks.map(|p| unsafe { _mm_loadu_si128(p.cast()) });
-    // Transpose: one register per dword of the header, one lane per weight row.
-    let (t0, t1) = (_mm_unpacklo_epi32(h[0], h[1]), _mm_unpacklo_epi32(h[2], h[3]));
-    let (t2, t3) = (_mm_unpackhi_epi32(h[0], h[1]), _mm_unpackhi_epi32(h[2], h[3]));
-    let (halves, a) = (_mm_unpacklo_epi64(t0, t1), _mm_unpackhi_epi64(t0, t1));
-    let (b, c) = (_mm_unpacklo_epi64(t2, t3), _mm_unpackhi_epi64(t2, t3));
-    let d_dmin = _mm256_cvtph_ps(halves);
-    let (low, high) = (_mm256_castps256_ps128(d_dmin), _mm256_extractf128_ps::<1>(d_dmin));
-    // The six-bit fields, see `unpack_scales`.
-    let (six, four, top) = (_mm_set1_epi8(0x3f), _mm_set1_epi8(0x0f), _mm_set1_epi8(0x30));
-    let upper = |nibbles, x| _mm_or_si128(_mm_and_si128(nibbles, four), _mm_and_si128(_mm_srli_epi32::<2>(x), top));
-    let (scales_low, mins_low) = (_mm_and_si128(a, six), _mm_and_si128(b, six));
-    let (scales_high, mins_high) = (upper(c, a), upper(_mm_srli_epi32::<4>(c), b));
-    let first = _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1);
-    let second = _mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1);
-    let rows_01 = _mm512_broadcast_i32x4(_mm_unpacklo_epi32(scales_low, scales_high));
-    let rows_23 = _mm512_broadcast_i32x4(_mm_unpackhi_epi32(scales_low, scales_high));
-    let spread = |rows, row: usize| {
-        [
-            _mm512_shuffle_epi8(rows, load_table(&SCALE_BYTES[row][0])),
-            _mm512_shuffle_epi8(rows, load_table(&SCALE_BYTES[row][1])),
-        ]
-    };
-    Header {
-        d: _mm_shuffle_ps::<0x88>(low, high),
-        dmin: _mm_shuffle_ps::<0xdd>(low, high),
-        mins: [
-            _mm_shuffle_epi8(mins_low, first),
-            _mm_shuffle_epi8(mins_low, second),
-            _mm_shuffle_epi8(mins_high, first),
-            _mm_shuffle_epi8(mins_high, second),
-        ],
-        scales: [spread(rows_01, 0), spread(rows_01, 1), spread(rows_23, 0), spread(rows_23, 1)],
-    }
-}
-
-/// 16 partial sums of scale times dot product of one superblock; `q[p]` are weights `64*p..64*p+64`, all below 64.
-///
-/// The dots of four weights fit i16 (4 * 63 * 127), so two registers of them are packed into one and multiplied with
-/// their scales by one instruction. `start` is what the sums begin with.
-///
-/// # Safety
-/// 256 values are readable at `x`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn scaled_dots(q: &[__m512i; 4], scales: &[__m512i; 2], x: *const i8, start: __m512i) -> __m512i {
-    let zero = _mm512_setzero_si512();
-    let dot = |p: usize| {
         // SAFETY: the caller's promise.
-        _mm512_dpbusd_epi32(zero, q[p], unsafe { _mm512_loadu_si512(x.add(64 * p).cast()) })
-    };
-    let first = _mm512_packs_epi32(dot(0), dot(1));
-    let second = _mm512_packs_epi32(dot(2), dot(3));
-    _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(start, first, scales[0]), second, scales[1])
-}
-
-/// `Q4_K` and `Q5_K`, which differ in how the weights are unpacked.
-///
-/// # Safety
-/// As [`FewRows::multiply`]; `unpack` gets a pointer to a whole superblock of format `B`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply_with_minima<B: QuantizedDot, const N: usize>(
-    w: &WeightRows<'_, B>,
-    x: &[QuantizedRow<'_>; N],
-    ahead: &mut Prefetch,
-    out: &mut [[f32; MAX_OUTPUTS]; N],
-    unpack: impl Fn(*const u8) -> [__m512i; 4],
-) {
-    let rows: [*const u8; 4] = std::array::from_fn(|o| w.row(o));
-    let mut sums = [_mm_setzero_ps(); N];
-    for b in 0..w.blocks {
-        let blocks = rows.map(|row| row.wrapping_add(b * size_of::<B>()));
-        // SAFETY: block `b` of each row lies within the row.
-        let header = unsafe { read_headers(blocks) };
-        let mut dots = [[_mm512_setzero_si512(); 4]; N];
-        for o in 0..4 {
-            ahead.advance(size_of::<B>());
-            let q = unpack(blocks[o]);
-            for r in 0..N {
-                // SAFETY: the activation rows have `blocks` superblocks (the caller's promise).
-                dots[r][o] =
-                    unsafe { scaled_dots(&q, &header.scales[o], x[r].q.as_ptr().add(256 * b), _mm512_setzero_si512()) };
-            }
-        }
-        for r in 0..N {
-            // SAFETY: as above.
-            let (x_d, of_32) = unsafe {
-                let sums = &*x[r].sums.as_ptr().cast::<SuperblockSums>().add(b);
-                (_mm_set1_ps(*x[r].d.get_unchecked(b)), sums.of_32.as_ptr().cast::<i32>())
-            };
-            let mut offset = _mm_setzero_si128();
-            for p in 0..4 {
-                // SAFETY: `of_32` is four pairs of words.
-                offset = _mm_dpwssd_epi32(offset, header.mins[p], _mm_set1_epi32(unsafe { of_32.add(p).read() }));
-            }
-            let scaled = _mm_cvtepi32_ps(sum_lanes_of_4(dots[r]));
-            sums[r] = _mm_fmadd_ps(_mm_mul_ps(header.d, x_d), scaled, sums[r]);
-            sums[r] = _mm_fnmadd_ps(_mm_mul_ps(header.dmin, x_d), _mm_cvtepi32_ps(offset), sums[r]);
-        }
-    }
-    for r in 0..N {
-        // SAFETY: `out[r]` has room for 4 floats.
-        unsafe { _mm_storeu_ps(out[r].as_mut_ptr(), sums[r]) };
+        unsafe { store(&sums, out) };
     }
 }
 
-/// Per-word shift counts: `low` in the lower half of the register, `high` in the upper.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn shifts(low: i16, high: i16) -> __m512i {
-    _mm512_inserti64x4::<1>(_mm512_set1_epi16(low), _mm256_set1_epi16(high))
-}
-
-/// 32 bytes in both halves of a register.
+/// What the minima of `Q4_K` and `Q5_K` take away, and what the scales give: the last steps of a superblock.
 ///
 /// # Safety
-/// 32 bytes are readable at `p`.
+/// The CPU has AVX-512; the activation row has superblock `b`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn load_twice(p: *const u8) -> __m512i {
-    // SAFETY: the caller's promise.
-    _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(p.cast()) })
+unsafe fn add_superblock(sum: __m512, scaled: __m512i, header: &Scales, x: &QuantizedRow<'_>, b: usize) -> __m512 {
+    // SAFETY: the caller's promise; `of_32` is four pairs of words.
+    unsafe {
+        let of_32 = (*x.sums.as_ptr().cast::<SuperblockSums>().add(b)).of_32.as_ptr();
+        let mut offset = _mm512_setzero_si512();
+        for p in 0..4 {
+            offset = _mm512_dpwssd_epi32(offset, header.mins[p], broadcast(of_32.add(2 * p)));
+        }
+        let x_d = _mm512_set1_ps(*x.d.get_unchecked(b));
+        let sum = _mm512_fmadd_ps(_mm512_mul_ps(header.d, x_d), _mm512_cvtepi32_ps(scaled), sum);
+        _mm512_fnmadd_ps(_mm512_mul_ps(header.dmin, x_d), _mm512_cvtepi32_ps(offset), sum)
+    }
 }
 
 impl FewRows for BlockQ4K {
-    const OUTPUTS: usize = 4;
-    const TILE_ROWS: usize = 4;
-
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
         ahead: &mut Prefetch,
-        out: &mut [[f32; MAX_OUTPUTS]; N],
+        out: &mut [[f32; OUTPUTS]; N],
     ) {
-        let nibble = _mm512_set1_epi8(15);
-        let counts = shifts(0, 4);
-        // SAFETY: the caller's promise; the closure reads the 128 bytes of `qs` after the 16 bytes of header.
-        unsafe {
-            multiply_with_minima(w, x, ahead, out, |block| {
-                std::array::from_fn(|p| {
-                    _mm512_and_si512(_mm512_srlv_epi16(load_twice(block.add(16 + 32 * p)), counts), nibble)
-                })
-            });
+        let rows: [*const u8; OUTPUTS] = std::array::from_fn(|o| w.row(o));
+        let (low, high) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0xf0_u8 as i8));
+        let q = x.map(|row| row.q.as_ptr());
+        let mut sums = [_mm512_setzero_ps(); N];
+        for b in 0..w.blocks {
+            let at = b * size_of::<Self>();
+            // SAFETY: block `b` of a row lies within the row (16 bytes of header, 128 of weights), and the activation rows
+            // have as many superblocks (the caller's promise).
+            unsafe {
+                let header = scales_and_minima(&rows, at);
+                // High nibbles are used where they are, 16 times too large: the odd sub-blocks' sum is divided at the end.
+                let mut even = [_mm512_setzero_si512(); N];
+                let mut odd = [_mm512_setzero_si512(); N];
+                for p in 0..4 {
+                    ahead.advance(OUTPUTS * size_of::<Self>() / 4);
+                    let mut dots = [[_mm512_setzero_si512(); N]; 2];
+                    for chunk in 0..2 {
+                        let dwords = transpose(&rows, at + 16 + 32 * p + 16 * chunk);
+                        for (i, dword) in dwords.into_iter().enumerate() {
+                            let at = 256 * b + 64 * p + 16 * chunk + 4 * i;
+                            add_dots(&mut dots[0], _mm512_and_si512(dword, low), &q, at);
+                            add_dots(&mut dots[1], _mm512_and_si512(dword, high), &q, at + 32);
+                        }
+                    }
+                    let scales = [header.scale(2 * p), header.scale(2 * p + 1)];
+                    for r in 0..N {
+                        even[r] = _mm512_add_epi32(even[r], _mm512_mullo_epi32(dots[0][r], scales[0]));
+                        odd[r] = _mm512_add_epi32(odd[r], _mm512_mullo_epi32(dots[1][r], scales[1]));
+                    }
+                }
+                for r in 0..N {
+                    let scaled = _mm512_add_epi32(even[r], _mm512_srai_epi32::<4>(odd[r]));
+                    sums[r] = add_superblock(sums[r], scaled, &header, &x[r], b);
+                }
+            }
         }
+        // SAFETY: the caller's promise.
+        unsafe { store(&sums, out) };
     }
 }
 
 impl FewRows for BlockQ5K {
-    const OUTPUTS: usize = 4;
-    const TILE_ROWS: usize = 4;
-
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
         ahead: &mut Prefetch,
-        out: &mut [[f32; MAX_OUTPUTS]; N],
+        out: &mut [[f32; OUTPUTS]; N],
     ) {
-        let nibble = _mm512_set1_epi8(15);
-        let fifth = _mm512_set1_epi8(16);
-        let counts = shifts(0, 4);
-        // SAFETY: the caller's promise; the closure reads `qh` (32 bytes after the header) and `qs` (128 bytes after it).
-        unsafe {
-            multiply_with_minima(w, x, ahead, out, |block| {
-                let high = load_twice(block.add(16));
-                // Bit s of `high` belongs to sub-block s: bring bits 2p and 2p+1 to bit 4.
-                let high = [
-                    _mm512_sllv_epi16(high, shifts(4, 3)),
-                    _mm512_sllv_epi16(high, shifts(2, 1)),
-                    _mm512_srlv_epi16(high, shifts(0, 1)),
-                    _mm512_srlv_epi16(high, shifts(2, 3)),
-                ];
-                std::array::from_fn(|p| {
-                    let low = _mm512_and_si512(_mm512_srlv_epi16(load_twice(block.add(48 + 32 * p)), counts), nibble);
-                    // (high & fifth) | low
-                    _mm512_ternarylogic_epi32::<0xf8>(low, high[p], fifth)
-                })
-            });
+        let rows: [*const u8; OUTPUTS] = std::array::from_fn(|o| w.row(o));
+        let (nibble, fifth) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x10));
+        let q = x.map(|row| row.q.as_ptr());
+        let mut sums = [_mm512_setzero_ps(); N];
+        for b in 0..w.blocks {
+            let at = b * size_of::<Self>();
+            // SAFETY: block `b` of a row lies within the row (16 bytes of header, 32 of fifth bits, 128 of low bits), and
+            // the activation rows have as many superblocks (the caller's promise).
+            unsafe {
+                let header = scales_and_minima(&rows, at);
+                let high = [transpose(&rows, at + 16), transpose(&rows, at + 32)];
+                let mut scaled = [_mm512_setzero_si512(); N];
+                for p in 0..4 {
+                    ahead.advance(OUTPUTS * size_of::<Self>() / 4);
+                    // Rotations that bring bits 2p and 2p + 1 of a byte to its bit 4.
+                    let turns = [_mm512_set1_epi32(28 + 2 * p as i32), _mm512_set1_epi32(29 + 2 * p as i32)];
+                    let mut dots = [[_mm512_setzero_si512(); N]; 2];
+                    for chunk in 0..2 {
+                        let dwords = transpose(&rows, at + 48 + 32 * p + 16 * chunk);
+                        for (i, dword) in dwords.into_iter().enumerate() {
+                            let at = 256 * b + 64 * p + 16 * chunk + 4 * i;
+                            // (bits & fifth) | low four bits
+                            let lower = _mm512_and_si512(dword, nibble);
+                            let bits = _mm512_rorv_epi32(high[chunk][i], turns[0]);
+                            let first = _mm512_ternarylogic_epi32::<0xf8>(lower, bits, fifth);
+                            let upper = _mm512_and_si512(_mm512_srli_epi32::<4>(dword), nibble);
+                            let bits = _mm512_rorv_epi32(high[chunk][i], turns[1]);
+                            let second = _mm512_ternarylogic_epi32::<0xf8>(upper, bits, fifth);
+                            add_dots(&mut dots[0], first, &q, at);
+                            add_dots(&mut dots[1], second, &q, at + 32);
+                        }
+                    }
+                    let scales = [header.scale(2 * p), header.scale(2 * p + 1)];
+                    for r in 0..N {
+                        scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(dots[0][r], scales[0]));
+                        scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(dots[1][r], scales[1]));
+                    }
+                }
+                for r in 0..N {
+                    sums[r] = add_superblock(sums[r], scaled[r], &header, &x[r], b);
+                }
+            }
         }
+        // SAFETY: the caller's promise.
+        unsafe { store(&sums, out) };
     }
 }
 
-/// Where the scales of `Q6_K` go, into the upper byte of each word: packing the dots of weights 0..64 and 64..128 puts
-/// sub-blocks `l` and `4 + l` into lane `l`.
-const Q6_K_SCALE_BYTES: [[u8; 64]; 2] = {
-    let mut table = [[0x80; 64]; 2];
-    let mut i = 0;
-    while i < 2 * 32 {
-        let (part, word) = (i / 32, i % 32);
-        table[part][2 * word + 1] = (8 * part + word / 8 + 4 * (word / 4 % 2)) as u8;
-        i += 1;
-    }
-    table
-};
-
 impl FewRows for BlockQ6K {
-    const OUTPUTS: usize = 4;
-    const TILE_ROWS: usize = 5;
-
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn multiply<const N: usize>(
         w: &WeightRows<'_, Self>,
         x: &[QuantizedRow<'_>; N],
         ahead: &mut Prefetch,
-        out: &mut [[f32; MAX_OUTPUTS]; N],
+        out: &mut [[f32; OUTPUTS]; N],
     ) {
-        let rows: [*const u8; 4] = std::array::from_fn(|o| w.row(o));
-        let nibble = _mm512_set1_epi8(0x0f);
-        let top = _mm512_set1_epi8(0x30);
-        let (left, right) = (shifts(4, 2), shifts(0, 2));
-        let tables = [load_table(&Q6_K_SCALE_BYTES[0]), load_table(&Q6_K_SCALE_BYTES[1])];
-        let mut sums = [_mm_setzero_ps(); N];
+        let rows: [*const u8; OUTPUTS] = std::array::from_fn(|o| w.row(o));
+        let (nibble, top) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
+        let q = x.map(|row| row.q.as_ptr());
+        let mut sums = [_mm512_setzero_ps(); N];
         for b in 0..w.blocks {
-            let mut dots = [[_mm512_setzero_si512(); 4]; N];
-            let mut d = [0u16; 8];
-            for o in 0..4 {
-                let block = rows[o].wrapping_add(b * size_of::<Self>());
-                ahead.advance(size_of::<Self>());
-                // SAFETY: the fields of block `b`, which lies within its row: ql 128 bytes, qh 64, scales 16, d 2.
-                let (ql, qh, scales) = unsafe {
-                    d[o] = block.add(208).cast::<u16>().read_unaligned();
-                    (
-                        [_mm512_loadu_si512(block.cast()), _mm512_loadu_si512(block.add(64).cast())],
-                        [load_twice(block.add(128)), load_twice(block.add(160))],
-                        _mm_loadu_si128(block.add(192).cast()),
-                    )
-                };
-                let q: [__m512i; 4] = std::array::from_fn(|p| {
-                    let (low, high) = if p % 2 == 0 {
-                        (ql[p / 2], _mm512_sllv_epi16(qh[p / 2], left))
-                    } else {
-                        (_mm512_srli_epi16::<4>(ql[p / 2]), _mm512_srlv_epi16(qh[p / 2], right))
-                    };
-                    // (high & top) | low
-                    _mm512_ternarylogic_epi32::<0xf8>(_mm512_and_si512(low, nibble), high, top)
-                });
-                let words = _mm256_cvtepi8_epi16(scales);
-                let doubled = _mm256_add_epi16(words, words);
-                let everywhere = _mm512_broadcast_i32x4(scales);
-                let spread = tables.map(|table| _mm512_srai_epi16::<8>(_mm512_shuffle_epi8(everywhere, table)));
+            let at = b * size_of::<Self>();
+            // SAFETY: block `b` of a row lies within the row (ql 128 bytes, qh 64, scales 16, d 2), and the activation rows
+            // have as many superblocks (the caller's promise).
+            unsafe {
+                let scales = transpose(&rows, at + 192);
+                let mut x_sums = [std::ptr::null::<i32>(); N];
                 for r in 0..N {
-                    // SAFETY: the activation rows have `blocks` superblocks (the caller's promise).
-                    dots[r][o] = unsafe {
-                        let sums = &*x[r].sums.as_ptr().cast::<SuperblockSums>().add(b);
-                        // The offset 32 of the weights: 2 * scale times -16 * sum.
-                        let offset = _mm256_loadu_si256(sums.of_16_times_minus_16.as_ptr().cast());
-                        let start = _mm512_zextsi256_si512(_mm256_madd_epi16(doubled, offset));
-                        scaled_dots(&q, &spread, x[r].q.as_ptr().add(256 * b), start)
-                    };
+                    x_sums[r] = (*x[r].sums.as_ptr().cast::<SuperblockSums>().add(b)).of_16_times_minus_32.as_ptr();
+                }
+                let mut scaled = [_mm512_setzero_si512(); N];
+                for half in 0..2 {
+                    for part in 0..2 {
+                        ahead.advance(OUTPUTS * size_of::<Self>() / 4);
+                        let high = transpose(&rows, at + 128 + 32 * half + 16 * part);
+                        for pair in 0..2 {
+                            // Low nibbles are weights 32 * pair .. of this half, high nibbles 32 * (pair + 2) ..
+                            let low = transpose(&rows, at + 64 * half + 32 * pair + 16 * part);
+                            let (left, right) = (_mm512_set1_epi32(4 - 2 * pair as i32), _mm512_set1_epi32(2 * pair as i32));
+                            let s = 8 * half + 2 * pair + part;
+                            let start = 256 * b + 16 * s;
+                            // Starting from -32 times the sum of the activations makes up for the 32 in the weights.
+                            let mut first = [_mm512_setzero_si512(); N];
+                            let mut second = [_mm512_setzero_si512(); N];
+                            for r in 0..N {
+                                first[r] = broadcast(x_sums[r].add(s));
+                                second[r] = broadcast(x_sums[r].add(s + 4));
+                            }
+                            for i in 0..4 {
+                                // (bits & top) | low four bits
+                                let lower = _mm512_and_si512(low[i], nibble);
+                                let bits = _mm512_sllv_epi32(high[i], left);
+                                let w = _mm512_ternarylogic_epi32::<0xf8>(lower, bits, top);
+                                add_dots(&mut first, w, &q, start + 4 * i);
+                                let upper = _mm512_and_si512(_mm512_srli_epi32::<4>(low[i]), nibble);
+                                let bits = _mm512_srlv_epi32(high[i], right);
+                                let w = _mm512_ternarylogic_epi32::<0xf8>(upper, bits, top);
+                                add_dots(&mut second, w, &q, start + 64 + 4 * i);
+                            }
+                            let shift = _mm512_set1_epi32(24 - 8 * (2 * pair + part) as i32);
+                            let scale = _mm512_srai_epi32::<24>(_mm512_sllv_epi32(scales[2 * half], shift));
+                            let next = _mm512_srai_epi32::<24>(_mm512_sllv_epi32(scales[2 * half + 1], shift));
+                            for r in 0..N {
+                                scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(first[r], scale));
+                                scaled[r] = _mm512_add_epi32(scaled[r], _mm512_mullo_epi32(second[r], next));
+                            }
+                        }
+                    }
+                }
+                let d = halves(&rows, at + 208);
+                for r in 0..N {
+                    let scale = _mm512_mul_ps(d, _mm512_set1_ps(*x[r].d.get_unchecked(b)));
+                    sums[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(scaled[r]), sums[r]);
                 }
             }
-            // SAFETY: `d` is 16 bytes.
-            let d = _mm_cvtph_ps(unsafe { _mm_loadu_si128(d.as_ptr().cast()) });
-            for r in 0..N {
-                // SAFETY: as above.
-                let x_d = _mm_set1_ps(unsafe { *x[r].d.get_unchecked(b) });
-                sums[r] = _mm_fmadd_ps(_mm_mul_ps(d, x_d), _mm_cvtepi32_ps(sum_lanes_of_4(dots[r])), sums[r]);
-            }
         }
-        for r in 0..N {
-            // SAFETY: `out[r]` has room for 4 floats.
-            unsafe { _mm_storeu_ps(out[r].as_mut_ptr(), sums[r]) };
-        }
+        // SAFETY: the caller's promise.
+        unsafe { store(&sums, out) };
     }
 }

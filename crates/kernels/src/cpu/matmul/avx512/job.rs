@@ -1,6 +1,6 @@
 //! Which AVX-512 kernel does which rows of a task.
 
-use super::few_rows::{FewRows, MAX_OUTPUTS};
+use super::few_rows::{self, FewRows};
 use super::floats;
 use super::tile::{self, Tile};
 use crate::cpu::matmul::activations::{Line, QuantizedRow};
@@ -9,6 +9,8 @@ use crate::cpu::matmul::prefetch::Prefetch;
 use std::cell::RefCell;
 use std::ops::Range;
 
+/// Up to so many activation rows the weights are used as they are unpacked; with more, unpacking to memory pays.
+const FEW_ROWS: usize = 4;
 /// Bytes of unpacked tiles that are used together: they stay in the second-level cache while all rows pass.
 const TILES_IN_CACHE: usize = 512 << 10;
 
@@ -27,22 +29,22 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOC
     x: impl Fn(usize) -> QuantizedRow<'a>,
 ) {
     let mut ahead = Prefetch::new(job.bytes(outputs.clone()));
-    if job.from.len() >= T::TILE_ROWS {
+    if job.from.len() > FEW_ROWS {
         // SAFETY: the caller's promise.
         return SCRATCH.with_borrow_mut(|(tiles, panel)| unsafe {
             tiled::<T, BLOCK>(job, outputs, x, &mut ahead, tiles, panel);
         });
     }
-    for output in outputs.clone().step_by(T::OUTPUTS) {
-        let w = job.weight_rows(output, T::OUTPUTS, outputs.end);
+    for output in outputs.clone().step_by(few_rows::OUTPUTS) {
+        let w = job.weight_rows(output, few_rows::OUTPUTS, outputs.end);
         // SAFETY: the caller's promise.
         unsafe {
             match job.from.len() {
                 0 => {}
-                1 => few_rows::<T, 1>(job, &w, output, &x, &mut ahead),
-                2 => few_rows::<T, 2>(job, &w, output, &x, &mut ahead),
-                3 => few_rows::<T, 3>(job, &w, output, &x, &mut ahead),
-                _ => few_rows::<T, 4>(job, &w, output, &x, &mut ahead),
+                1 => stream::<T, 1>(job, &w, output, &x, &mut ahead),
+                2 => stream::<T, 2>(job, &w, output, &x, &mut ahead),
+                3 => stream::<T, 3>(job, &w, output, &x, &mut ahead),
+                _ => stream::<T, 4>(job, &w, output, &x, &mut ahead),
             }
         }
     }
@@ -50,14 +52,14 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOC
 
 /// # Safety
 /// As [`quantized`].
-unsafe fn few_rows<'a, T: FewRows, const N: usize>(
+unsafe fn stream<'a, T: FewRows, const N: usize>(
     job: &Job<'_>,
     w: &WeightRows<'_, T>,
     output: usize,
     x: impl Fn(usize) -> QuantizedRow<'a>,
     ahead: &mut Prefetch,
 ) {
-    let mut out = [[0.0; MAX_OUTPUTS]; N];
+    let mut out = [[0.0; few_rows::OUTPUTS]; N];
     // SAFETY: the caller's promise.
     unsafe { T::multiply(w, &std::array::from_fn(x), ahead, &mut out) };
     for r in 0..N {

@@ -5,7 +5,7 @@
 //! activations. The activation rows are copied into panels of up to [`MAX_ROWS`] rows, step by step in the order the
 //! kernel reads them. All accumulators stay in registers for a whole superblock.
 
-use super::load_table;
+use super::{broadcast, halves, scales_and_minima, transpose};
 use crate::cpu::matmul::activations::{QuantizedRow, SuperblockSums};
 use crate::cpu::matmul::prefetch::Prefetch;
 use crate::cpu::matmul::scalar::QuantizedDot;
@@ -89,42 +89,6 @@ pub(in crate::cpu::matmul) unsafe fn fill_panel<T: Tile, const W: usize, const N
     }
 }
 
-/// 16 bytes from each of the tile's rows, transposed: register `i` holds dword `i` of every row.
-///
-/// # Safety
-/// 16 bytes are readable `at` bytes after each pointer.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn transpose(rows: &[*const u8; OUTPUTS], at: usize) -> [__m512i; 4] {
-    let four_rows = |j: usize| {
-        // SAFETY: the caller's promise.
-        let [a, b, c, d] = [0, 4, 8, 12].map(|k| unsafe { _mm_loadu_si128(rows[j + k].add(at).cast()) });
-        let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
-        let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(c), d);
-        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
-    };
-    let h = [four_rows(0), four_rows(1), four_rows(2), four_rows(3)];
-    let (t0, t1) = (_mm512_unpacklo_epi32(h[0], h[1]), _mm512_unpacklo_epi32(h[2], h[3]));
-    let (t2, t3) = (_mm512_unpackhi_epi32(h[0], h[1]), _mm512_unpackhi_epi32(h[2], h[3]));
-    [
-        _mm512_unpacklo_epi64(t0, t1),
-        _mm512_unpackhi_epi64(t0, t1),
-        _mm512_unpacklo_epi64(t2, t3),
-        _mm512_unpackhi_epi64(t2, t3),
-    ]
-}
-
-/// The four bytes at `p` in every lane.
-///
-/// # Safety
-/// They are readable.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn broadcast<T>(p: *const T) -> __m512i {
-    // SAFETY: the caller's promise.
-    _mm512_set1_epi32(unsafe { p.cast::<i32>().read_unaligned() })
-}
-
 /// A step of a `Q8_0` tile.
 #[repr(C, align(64))]
 pub(in crate::cpu::matmul) struct WeightsOf32 {
@@ -144,8 +108,7 @@ impl Tile for BlockQ8_0 {
         let flip = _mm512_set1_epi8(-128);
         // SAFETY: 2 bytes of scale and 32 of weights at each pointer (the caller's promise).
         unsafe {
-            let d: [u16; 16] = std::array::from_fn(|o| blocks[o].cast::<u16>().read_unaligned());
-            (&raw mut (*to).d).write(_mm512_cvtph_ps(_mm256_loadu_si256(d.as_ptr().cast())));
+            (&raw mut (*to).d).write(halves(blocks, 0));
             for chunk in 0..2 {
                 for (i, dword) in transpose(blocks, 2 + 16 * chunk).into_iter().enumerate() {
                     (&raw mut (*to).q[4 * chunk + i]).write(_mm512_xor_si512(dword, flip));
@@ -172,7 +135,10 @@ impl Tile for BlockQ8_0 {
         for step in 0..steps {
             // SAFETY: `step` is below the steps of both (the caller's promise).
             let (w, x) = unsafe { (&*weights.add(step), &*panel.add(step)) };
-            ahead.advance(OUTPUTS * size_of::<Self>() / 2);
+            // One line or so per block is not worth a loop of its own.
+            if step % 8 == 0 {
+                ahead.advance(8 * OUTPUTS * size_of::<Self>() / 2);
+            }
             // Starting from -128 times the sum of the activations takes the weights' 128 back.
             let mut dots: [__m512i; N] = std::array::from_fn(|r| _mm512_set1_epi32(x.sums[r]));
             for k in 0..8 {
@@ -212,40 +178,17 @@ pub(in crate::cpu::matmul) struct WeightsWithMinima {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn unpack_headers(blocks: &[*const u8; OUTPUTS], to: *mut WeightsWithMinima) {
-    // SAFETY: a block starts with these 16 bytes.
-    let [halves, a, b, c] = unsafe { transpose(blocks, 0) };
-    let (six, four, top) = (_mm512_set1_epi8(0x3f), _mm512_set1_epi8(0x0f), _mm512_set1_epi8(0x30));
-    // The six-bit fields, see `unpack_scales`.
-    let upper =
-        |nibbles, x| _mm512_or_si512(_mm512_and_si512(nibbles, four), _mm512_and_si512(_mm512_srli_epi32::<2>(x), top));
-    let scales = [_mm512_and_si512(a, six), upper(c, a)];
-    let mins = [_mm512_and_si512(b, six), upper(_mm512_srli_epi32::<4>(c), b)];
-    // SAFETY: `to` is writable.
+    // SAFETY: a block starts with these 16 bytes, and `to` is writable (the caller's promise).
     unsafe {
-        (&raw mut (*to).d).write(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(halves)));
-        (&raw mut (*to).dmin).write(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(halves))));
+        let header = scales_and_minima(blocks, 0);
+        (&raw mut (*to).d).write(header.d);
+        (&raw mut (*to).dmin).write(header.dmin);
+        (&raw mut (*to).mins).write(header.mins);
         for s in 0..8 {
-            let byte = _mm512_srlv_epi32(scales[s / 4], _mm512_set1_epi32(8 * (s as i32 % 4)));
-            (&raw mut (*to).scales[s]).write(_mm512_and_si512(byte, _mm512_set1_epi32(0xff)));
-        }
-        for p in 0..4 {
-            (&raw mut (*to).mins[p]).write(_mm512_shuffle_epi8(mins[p / 2], load_table(&MIN_BYTES[p % 2])));
+            (&raw mut (*to).scales[s]).write(header.scale(s));
         }
     }
 }
-
-/// Bytes 0 and 1, or 2 and 3, of each dword as two words.
-const MIN_BYTES: [[u8; 64]; 2] = {
-    let mut table = [[0x80; 64]; 2];
-    let mut i = 0;
-    while i < 2 * 16 {
-        let (part, lane) = (i / 16, i % 16);
-        table[part][4 * lane] = (4 * (lane % 4) + 2 * part) as u8;
-        table[part][4 * lane + 2] = (4 * (lane % 4) + 2 * part + 1) as u8;
-        i += 1;
-    }
-    table
-};
 
 /// # Safety
 /// As [`Tile::multiply`].
@@ -414,8 +357,7 @@ impl Tile for BlockQ6K {
         let top = _mm512_set1_epi8(0x30);
         // SAFETY: the caller's promise; ql 128 bytes, qh 64, scales 16, d 2.
         unsafe {
-            let d: [u16; 16] = std::array::from_fn(|o| blocks[o].add(208).cast::<u16>().read_unaligned());
-            (&raw mut (*to).d).write(_mm512_cvtph_ps(_mm256_loadu_si256(d.as_ptr().cast())));
+            (&raw mut (*to).d).write(halves(blocks, 208));
             for (i, dword) in transpose(blocks, 192).into_iter().enumerate() {
                 for byte in 0..4 {
                     let shifted = _mm512_sllv_epi32(dword, _mm512_set1_epi32(24 - 8 * byte as i32));
