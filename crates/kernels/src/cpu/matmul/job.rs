@@ -1,7 +1,9 @@
 //! One task of a matmul: some output columns of one matrix, for all activation rows, at one SIMD level.
 
 use super::activations::{Activations, Families, QuantizedRow};
-use super::scalar::{Bf16Weight, F16Weight, F32Weight, FloatDot, QuantizedDot};
+use super::scalar::{Bf16Weight, F16Weight, F32Weight};
+#[cfg(not(target_arch = "x86_64"))]
+use super::scalar::{FloatDot, QuantizedDot};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::Matrix;

@@ -15,29 +15,27 @@ pub(super) struct Prefetch {
     until: usize,
     /// The end of the task's weights.
     end: usize,
+    /// How often the kernels go over each weight.
+    passes: usize,
 }
 
 impl Prefetch {
     /// Bytes between a prefetch and its use.
     const DISTANCE: usize = 16 << 10;
 
-    /// Starts on the weights of a task.
-    pub(super) fn new(weights: &[u8]) -> Self {
+    /// Starts on the weights of a task, a part of which is gone over `passes` times before the next part.
+    pub(super) fn new(weights: &[u8], passes: usize) -> Self {
         let start = weights.as_ptr().addr();
-        let mut prefetch = Prefetch { next: start, until: start, end: start + weights.len() };
+        let mut prefetch = Prefetch { next: start, until: start, end: start + weights.len(), passes: 1 };
         prefetch.advance(Self::DISTANCE);
+        prefetch.passes = passes.max(1);
         prefetch
     }
 
-    /// For a second pass over weights that are in the cache.
-    pub(super) fn none() -> Self {
-        Prefetch { next: 0, until: 0, end: 0 }
-    }
-
-    /// Goes on by `bytes`.
+    /// Goes on by `bytes` that one pass has read.
     #[inline(always)]
     pub(super) fn advance(&mut self, bytes: usize) {
-        self.until += bytes;
+        self.until += bytes / self.passes;
         while self.next < self.until.min(self.end) {
             // SAFETY: every x86-64 CPU has SSE, and a prefetch never faults, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(self.next)) };

@@ -16,14 +16,11 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows>(
     outputs: Range<usize>,
     x: impl Fn(usize) -> QuantizedRow<'a>,
 ) {
-    let mut ahead = Prefetch::new(job.bytes(outputs.clone()));
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), job.from.len().div_ceil(4));
     for output in outputs.clone().step_by(few_rows::OUTPUTS) {
         let w = job.weight_rows(output, few_rows::OUTPUTS, outputs.end);
         let mut row = 0;
         while row < job.from.len() {
-            // Only the first pass over the weights reads memory.
-            let none = &mut Prefetch::none();
-            let ahead = if row == 0 { &mut ahead } else { none };
             // SAFETY: the caller's promise.
             row += unsafe {
                 match job.from.len() - row {
@@ -61,14 +58,11 @@ unsafe fn rows<'a, T: FewRows, const N: usize>(
 /// # Safety
 /// As [`quantized`].
 pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, outputs: Range<usize>) {
-    let mut ahead = Prefetch::new(job.bytes(outputs.clone()));
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), job.from.len().div_ceil(3));
     for output in outputs.clone().step_by(floats::OUTPUTS) {
         let w = job.weight_rows(output, floats::OUTPUTS, outputs.end);
         let mut row = 0;
         while row < job.from.len() {
-            // Only the first pass over the weights reads memory.
-            let none = &mut Prefetch::none();
-            let ahead = if row == 0 { &mut ahead } else { none };
             // SAFETY: the caller's promise.
             row += unsafe {
                 match job.from.len() - row {

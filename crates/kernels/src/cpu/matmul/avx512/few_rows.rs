@@ -247,7 +247,8 @@ impl FewRows for BlockQ6K {
                         for pair in 0..2 {
                             // Low nibbles are weights 32 * pair .. of this half, high nibbles 32 * (pair + 2) ..
                             let low = transpose(&rows, at + 64 * half + 32 * pair + 16 * part);
-                            let (left, right) = (_mm512_set1_epi32(4 - 2 * pair as i32), _mm512_set1_epi32(2 * pair as i32));
+                            let (left, right) =
+                                (_mm512_set1_epi32(4 - 2 * pair as i32), _mm512_set1_epi32(2 * pair as i32));
                             let s = 8 * half + 2 * pair + part;
                             let start = 256 * b + 16 * s;
                             // Starting from -32 times the sum of the activations makes up for the 32 in the weights.

@@ -9,8 +9,10 @@ use crate::cpu::matmul::prefetch::Prefetch;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Up to so many activation rows the weights are used as they are unpacked; with more, unpacking to memory pays.
-const FEW_ROWS: usize = 4;
+/// Rows per pass of the few-rows kernels at most, as the registers allow.
+const ROWS_PER_PASS: usize = 8;
+/// Up to so many activation rows, unpacking the weights again for each pass costs no more than unpacking to memory.
+const FEW_ROWS: usize = 3 * ROWS_PER_PASS;
 /// Bytes of unpacked tiles that are used together: they stay in the second-level cache while all rows pass.
 const TILES_IN_CACHE: usize = 512 << 10;
 
@@ -28,43 +30,55 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOC
     outputs: Range<usize>,
     x: impl Fn(usize) -> QuantizedRow<'a>,
 ) {
-    let mut ahead = Prefetch::new(job.bytes(outputs.clone()));
-    if job.from.len() > FEW_ROWS {
+    let n = job.from.len();
+    if n > FEW_ROWS {
         // SAFETY: the caller's promise.
         return SCRATCH.with_borrow_mut(|(tiles, panel)| unsafe {
-            tiled::<T, BLOCK>(job, outputs, x, &mut ahead, tiles, panel);
+            tiled::<T, BLOCK>(job, outputs, x, tiles, panel);
         });
     }
+    // Passes of equal size, so that none is nearly empty.
+    let passes = n.div_ceil(ROWS_PER_PASS);
+    let size = n.div_ceil(passes.max(1));
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), passes);
     for output in outputs.clone().step_by(few_rows::OUTPUTS) {
         let w = job.weight_rows(output, few_rows::OUTPUTS, outputs.end);
-        // SAFETY: the caller's promise.
-        unsafe {
-            match job.from.len() {
-                0 => {}
-                1 => stream::<T, 1>(job, &w, output, &x, &mut ahead),
-                2 => stream::<T, 2>(job, &w, output, &x, &mut ahead),
-                3 => stream::<T, 3>(job, &w, output, &x, &mut ahead),
-                _ => stream::<T, 4>(job, &w, output, &x, &mut ahead),
-            }
+        let mut row = 0;
+        while row < n {
+            // SAFETY: the caller's promise.
+            row += unsafe {
+                match size.min(n - row) {
+                    1 => pass::<T, 1>(job, &w, output, row, &x, ahead),
+                    2 => pass::<T, 2>(job, &w, output, row, &x, ahead),
+                    3 => pass::<T, 3>(job, &w, output, row, &x, ahead),
+                    4 => pass::<T, 4>(job, &w, output, row, &x, ahead),
+                    5 => pass::<T, 5>(job, &w, output, row, &x, ahead),
+                    6 => pass::<T, 6>(job, &w, output, row, &x, ahead),
+                    7 => pass::<T, 7>(job, &w, output, row, &x, ahead),
+                    _ => pass::<T, ROWS_PER_PASS>(job, &w, output, row, &x, ahead),
+                }
+            };
         }
     }
 }
 
 /// # Safety
 /// As [`quantized`].
-unsafe fn stream<'a, T: FewRows, const N: usize>(
+unsafe fn pass<'a, T: FewRows, const N: usize>(
     job: &Job<'_>,
     w: &WeightRows<'_, T>,
     output: usize,
+    row: usize,
     x: impl Fn(usize) -> QuantizedRow<'a>,
     ahead: &mut Prefetch,
-) {
+) -> usize {
     let mut out = [[0.0; few_rows::OUTPUTS]; N];
     // SAFETY: the caller's promise.
-    unsafe { T::multiply(w, &std::array::from_fn(x), ahead, &mut out) };
+    unsafe { T::multiply(w, &std::array::from_fn(|r| x(row + r)), ahead, &mut out) };
     for r in 0..N {
-        job.store(r, output, &out[r][..w.count]);
+        job.store(row + r, output, &out[r][..w.count]);
     }
+    N
 }
 
 /// # Safety
@@ -73,7 +87,6 @@ unsafe fn tiled<'a, T: Tile, const BLOCK: usize>(
     job: &Job<'_>,
     outputs: Range<usize>,
     x: impl Fn(usize) -> QuantizedRow<'a>,
-    ahead: &mut Prefetch,
     tiles: &mut Vec<Line>,
     panel: &mut Vec<Line>,
 ) {
@@ -85,30 +98,21 @@ unsafe fn tiled<'a, T: Tile, const BLOCK: usize>(
     grow(panel, tile::panel_bytes::<T>(steps));
     let scratch = Scratch { tiles: tiles.as_mut_ptr().cast(), panel: panel.as_mut_ptr().cast(), steps };
     let n = job.from.len();
-    if n <= tile::MAX_ROWS {
-        // SAFETY: as above.
-        unsafe {
-            match n {
-                0..=4 => one_panel::<T, BLOCK, 4>(job, outputs, &x, ahead, scratch),
-                5..=6 => one_panel::<T, BLOCK, 6>(job, outputs, &x, ahead, scratch),
-                7..=8 => one_panel::<T, BLOCK, 8>(job, outputs, &x, ahead, scratch),
-                9..=10 => one_panel::<T, BLOCK, 10>(job, outputs, &x, ahead, scratch),
-                _ => one_panel::<T, BLOCK, 12>(job, outputs, &x, ahead, scratch),
-            }
-        }
-        return;
-    }
-    // Panels of equal size, so that none is nearly empty.
-    let size = n.div_ceil(n.div_ceil(tile::MAX_ROWS));
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), 1);
     let x = &x;
     for first in outputs.clone().step_by(tiles_per_pass * tile::OUTPUTS) {
         let pass = first..outputs.end.min(first + tiles_per_pass * tile::OUTPUTS);
         for (i, output) in pass.clone().step_by(tile::OUTPUTS).enumerate() {
             // SAFETY: there is room for the tiles of a pass.
-            unsafe { unpack::<T>(job, output, pass.end, i, ahead, 1, scratch) };
+            unsafe { unpack::<T>(job, output, pass.end, i, ahead, scratch) };
         }
-        for row in (0..n).step_by(size) {
-            let rows = row..n.min(row + size);
+        let mut row = 0;
+        while row < n {
+            // Full panels, but the last two share what is left for them.
+            let left = n - row;
+            let size = if left >= 2 * tile::MAX_ROWS || left <= tile::MAX_ROWS { left } else { left.div_ceil(2) };
+            let rows = row..row + size.min(tile::MAX_ROWS);
+            row = rows.end;
             let tiles = pass.clone();
             // SAFETY: the tiles were unpacked above; the panel has room for any number of rows.
             unsafe {
@@ -138,7 +142,7 @@ impl<W> Clone for Scratch<W> {
 
 impl<W> Copy for Scratch<W> {}
 
-/// Unpacks the weights of outputs `output..`, not past `end`, into tile `i`; moves `ahead` on by `1 / share` of their size.
+/// Unpacks the weights of outputs `output..`, not past `end`, into tile `i`.
 ///
 /// # Safety
 /// As [`quantized`]; there is room for tile `i`.
@@ -149,49 +153,14 @@ unsafe fn unpack<T: Tile>(
     end: usize,
     i: usize,
     ahead: &mut Prefetch,
-    share: usize,
     scratch: Scratch<T::Weights>,
 ) {
     let w: WeightRows<'_, T> = job.weight_rows(output, tile::OUTPUTS, end);
     let rows: [*const u8; tile::OUTPUTS] = std::array::from_fn(|o| w.row(o));
     for step in 0..scratch.steps {
-        ahead.advance(tile::OUTPUTS * size_of::<T>() / share);
+        ahead.advance(tile::OUTPUTS * size_of::<T>());
         // SAFETY: `step` is below the blocks of each row and the steps of the tile.
-        unsafe {
-            let blocks = rows.map(|row| row.add(step * size_of::<T>()));
-            T::unpack(&blocks, scratch.tiles.add(i * scratch.steps + step));
-        }
-    }
-}
-
-/// At most `N` rows in all: they stay in the panel while one tile after the other is unpacked and multiplied, and the
-/// prefetches go on during the multiplication. The last row stands in for missing ones.
-///
-/// # Safety
-/// As [`quantized`]; `scratch` has room for a tile and a panel of the job's steps.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn one_panel<'a, T: Tile, const BLOCK: usize, const N: usize>(
-    job: &Job<'_>,
-    outputs: Range<usize>,
-    x: impl Fn(usize) -> QuantizedRow<'a>,
-    ahead: &mut Prefetch,
-    scratch: Scratch<T::Weights>,
-) {
-    let n = job.from.len();
-    let panel_x = std::array::from_fn(|r| x(r.min(n - 1)));
-    // SAFETY: the caller's promise.
-    unsafe { tile::fill_panel::<T, BLOCK, N>(&panel_x, scratch.steps, scratch.panel) };
-    for output in outputs.clone().step_by(tile::OUTPUTS) {
-        let mut out = [[0.0; tile::OUTPUTS]; tile::MAX_ROWS];
-        // SAFETY: the caller's promise.
-        unsafe {
-            unpack::<T>(job, output, outputs.end, 0, ahead, 2, scratch);
-            T::multiply::<N>(scratch.tiles, scratch.panel, scratch.steps, ahead, &mut out);
-        }
-        let count = tile::OUTPUTS.min(outputs.end - output);
-        for row in 0..n {
-            job.store(row, output, &out[row][..count]);
-        }
+        unsafe { T::unpack(&rows, step * size_of::<T>(), scratch.tiles.add(i * scratch.steps + step)) };
     }
 }
 
@@ -215,7 +184,7 @@ unsafe fn next_panel<'a, T: Tile, const BLOCK: usize, const N: usize>(
         // SAFETY: the caller's promise.
         unsafe {
             let tile = scratch.tiles.add(i * scratch.steps);
-            T::multiply::<N>(tile, scratch.panel, scratch.steps, &mut Prefetch::none(), &mut out);
+            T::multiply::<N>(tile, scratch.panel, scratch.steps, &mut out);
         }
         let count = tile::OUTPUTS.min(pass.end - output);
         for (r, row) in rows.clone().enumerate() {
@@ -236,17 +205,16 @@ fn grow(lines: &mut Vec<Line>, bytes: usize) {
 /// # Safety
 /// As [`quantized`].
 pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, outputs: Range<usize>) {
-    let mut ahead = Prefetch::new(job.bytes(outputs.clone()));
+    // Passes of 6 rows, but the last may be smaller, and 5 are 4 and 1.
+    let n = job.from.len();
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), n / 6 + [0, 1, 1, 1, 1, 2][n % 6]);
     for output in outputs.clone().step_by(floats::OUTPUTS) {
         let w = job.weight_rows(output, floats::OUTPUTS, outputs.end);
         let mut row = 0;
-        while row < job.from.len() {
-            // Only the first pass over the weights reads memory.
-            let none = &mut Prefetch::none();
-            let ahead = if row == 0 { &mut ahead } else { none };
+        while row < n {
             // SAFETY: the caller's promise.
             row += unsafe {
-                match job.from.len() - row {
+                match n - row {
                     1 => float_rows::<T, 1>(job, &w, output, row, ahead),
                     2 => float_rows::<T, 2>(job, &w, output, row, ahead),
                     3 => float_rows::<T, 3>(job, &w, output, row, ahead),

@@ -7,7 +7,6 @@
 
 use super::{broadcast, halves, scales_and_minima, transpose};
 use crate::cpu::matmul::activations::{QuantizedRow, SuperblockSums};
-use crate::cpu::matmul::prefetch::Prefetch;
 use crate::cpu::matmul::scalar::QuantizedDot;
 use crate::format::blocks::{BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0};
 use std::arch::x86_64::*;
@@ -29,8 +28,9 @@ pub(in crate::cpu::matmul) trait Tile: QuantizedDot {
     /// Unpacks one block of each of the tile's weight rows.
     ///
     /// # Safety
-    /// The CPU has the features of [`crate::cpu::Simd::Avx512`], a block is readable at each pointer, `to` is writable.
-    unsafe fn unpack(blocks: &[*const u8; OUTPUTS], to: *mut Self::Weights);
+    /// The CPU has the features of [`crate::cpu::Simd::Avx512`], a block is readable `at` bytes after each pointer, `to` is
+    /// writable.
+    unsafe fn unpack(rows: &[*const u8; OUTPUTS], at: usize, to: *mut Self::Weights);
 
     /// Step `step` of an activation row's sums.
     ///
@@ -38,7 +38,7 @@ pub(in crate::cpu::matmul) trait Tile: QuantizedDot {
     /// The row has that many steps.
     unsafe fn sums(x: &QuantizedRow<'_>, step: usize) -> Self::Sums;
 
-    /// `out[r][o]` = weight row `o` times activation row `r`. `ahead` is moved on by half the tile's size in the file.
+    /// `out[r][o]` = weight row `o` times activation row `r`.
     ///
     /// # Safety
     /// The CPU has the features of [`crate::cpu::Simd::Avx512`]; `weights` is `steps` steps, `panel` was made by
@@ -47,7 +47,6 @@ pub(in crate::cpu::matmul) trait Tile: QuantizedDot {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
-        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     );
 }
@@ -103,14 +102,15 @@ impl Tile for BlockQ8_0 {
     type Sums = i32;
     const STEP: usize = 32;
 
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[*const u8; OUTPUTS], to: *mut Self::Weights) {
+    unsafe fn unpack(rows: &[*const u8; OUTPUTS], at: usize, to: *mut Self::Weights) {
         let flip = _mm512_set1_epi8(-128);
         // SAFETY: 2 bytes of scale and 32 of weights at each pointer (the caller's promise).
         unsafe {
-            (&raw mut (*to).d).write(halves(blocks, 0));
+            (&raw mut (*to).d).write(halves(rows, at));
             for chunk in 0..2 {
-                for (i, dword) in transpose(blocks, 2 + 16 * chunk).into_iter().enumerate() {
+                for (i, dword) in transpose(rows, at + 2 + 16 * chunk).into_iter().enumerate() {
                     (&raw mut (*to).q[4 * chunk + i]).write(_mm512_xor_si512(dword, flip));
                 }
             }
@@ -127,7 +127,6 @@ impl Tile for BlockQ8_0 {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
-        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         let panel = panel.cast::<PanelStep<i32, 32, N>>();
@@ -135,10 +134,6 @@ impl Tile for BlockQ8_0 {
         for step in 0..steps {
             // SAFETY: `step` is below the steps of both (the caller's promise).
             let (w, x) = unsafe { (&*weights.add(step), &*panel.add(step)) };
-            // One line or so per block is not worth a loop of its own.
-            if step % 8 == 0 {
-                ahead.advance(8 * OUTPUTS * size_of::<Self>() / 2);
-            }
             // Starting from -128 times the sum of the activations takes the weights' 128 back.
             let mut dots: [__m512i; N] = std::array::from_fn(|r| _mm512_set1_epi32(x.sums[r]));
             for k in 0..8 {
@@ -177,10 +172,10 @@ pub(in crate::cpu::matmul) struct WeightsWithMinima {
 /// As [`Tile::unpack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack_headers(blocks: &[*const u8; OUTPUTS], to: *mut WeightsWithMinima) {
+unsafe fn unpack_headers(rows: &[*const u8; OUTPUTS], at: usize, to: *mut WeightsWithMinima) {
     // SAFETY: a block starts with these 16 bytes, and `to` is writable (the caller's promise).
     unsafe {
-        let header = scales_and_minima(blocks, 0);
+        let header = scales_and_minima(rows, at);
         (&raw mut (*to).d).write(header.d);
         (&raw mut (*to).dmin).write(header.dmin);
         (&raw mut (*to).mins).write(header.mins);
@@ -194,11 +189,10 @@ unsafe fn unpack_headers(blocks: &[*const u8; OUTPUTS], to: *mut WeightsWithMini
 /// As [`Tile::multiply`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn multiply_with_minima<B: Tile, const N: usize>(
+unsafe fn multiply_with_minima<const N: usize>(
     weights: *const WeightsWithMinima,
     panel: *const u8,
     steps: usize,
-    ahead: &mut Prefetch,
     out: &mut [[f32; OUTPUTS]; MAX_ROWS],
 ) {
     let panel = panel.cast::<PanelStep<[i32; 4], 256, N>>();
@@ -208,7 +202,6 @@ unsafe fn multiply_with_minima<B: Tile, const N: usize>(
     for step in 0..steps {
         // SAFETY: `step` is below the steps of both (the caller's promise).
         let (w, x) = unsafe { (&*weights.add(step), &*panel.add(step)) };
-        ahead.advance(OUTPUTS * size_of::<B>() / 2);
         let mut scaled = [_mm512_setzero_si512(); N];
         for s in 0..8 {
             let mut dots = [_mm512_setzero_si512(); N];
@@ -253,15 +246,16 @@ impl Tile for BlockQ4K {
     type Sums = [i32; 4];
     const STEP: usize = 256;
 
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[*const u8; OUTPUTS], to: *mut Self::Weights) {
+    unsafe fn unpack(rows: &[*const u8; OUTPUTS], at: usize, to: *mut Self::Weights) {
         let nibble = _mm512_set1_epi8(15);
         // SAFETY: the caller's promise; `qs` are 128 bytes after the 16 of the header.
         unsafe {
-            unpack_headers(blocks, to);
+            unpack_headers(rows, at, to);
             for chunk in 0..8 {
                 let k = 16 * (chunk / 2) + 4 * (chunk % 2);
-                for (i, dword) in transpose(blocks, 16 + 16 * chunk).into_iter().enumerate() {
+                for (i, dword) in transpose(rows, at + 16 + 16 * chunk).into_iter().enumerate() {
                     (&raw mut (*to).q[k + i]).write(_mm512_and_si512(dword, nibble));
                     (&raw mut (*to).q[k + 8 + i]).write(_mm512_and_si512(_mm512_srli_epi32::<4>(dword), nibble));
                 }
@@ -279,11 +273,10 @@ impl Tile for BlockQ4K {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
-        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { multiply_with_minima::<Self, N>(weights, panel, steps, ahead, out) }
+        unsafe { multiply_with_minima::<N>(weights, panel, steps, out) }
     }
 }
 
@@ -292,19 +285,20 @@ impl Tile for BlockQ5K {
     type Sums = [i32; 4];
     const STEP: usize = 256;
 
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[*const u8; OUTPUTS], to: *mut Self::Weights) {
+    unsafe fn unpack(rows: &[*const u8; OUTPUTS], at: usize, to: *mut Self::Weights) {
         let nibble = _mm512_set1_epi8(15);
         let fifth = _mm512_set1_epi8(16);
         // SAFETY: the caller's promise; `qh` are 32 bytes after the header, `qs` 128 bytes after them.
         unsafe {
-            unpack_headers(blocks, to);
-            let high = [transpose(blocks, 16), transpose(blocks, 32)];
+            unpack_headers(rows, at, to);
+            let high = [transpose(rows, at + 16), transpose(rows, at + 32)];
             for chunk in 0..8 {
                 let (p, k) = (chunk / 2, 16 * (chunk / 2) + 4 * (chunk % 2));
                 // Rotations that bring bits 2p and 2p + 1 of a byte to bit 4 of the same byte.
                 let turn = |bit: usize| _mm512_set1_epi32((bit as i32 + 28) % 32);
-                for (i, dword) in transpose(blocks, 48 + 16 * chunk).into_iter().enumerate() {
+                for (i, dword) in transpose(rows, at + 48 + 16 * chunk).into_iter().enumerate() {
                     let high = high[chunk % 2][i];
                     for (sub, low) in [dword, _mm512_srli_epi32::<4>(dword)].into_iter().enumerate() {
                         let bit = _mm512_rorv_epi32(high, turn(2 * p + sub));
@@ -327,11 +321,10 @@ impl Tile for BlockQ5K {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
-        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         // SAFETY: the caller's promise.
-        unsafe { multiply_with_minima::<Self, N>(weights, panel, steps, ahead, out) }
+        unsafe { multiply_with_minima::<N>(weights, panel, steps, out) }
     }
 }
 
@@ -351,14 +344,15 @@ impl Tile for BlockQ6K {
     type Sums = [i32; 16];
     const STEP: usize = 256;
 
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-    unsafe fn unpack(blocks: &[*const u8; OUTPUTS], to: *mut Self::Weights) {
+    unsafe fn unpack(rows: &[*const u8; OUTPUTS], at: usize, to: *mut Self::Weights) {
         let nibble = _mm512_set1_epi8(15);
         let top = _mm512_set1_epi8(0x30);
         // SAFETY: the caller's promise; ql 128 bytes, qh 64, scales 16, d 2.
         unsafe {
-            (&raw mut (*to).d).write(halves(blocks, 208));
-            for (i, dword) in transpose(blocks, 192).into_iter().enumerate() {
+            (&raw mut (*to).d).write(halves(rows, at + 208));
+            for (i, dword) in transpose(rows, at + 192).into_iter().enumerate() {
                 for byte in 0..4 {
                     let shifted = _mm512_sllv_epi32(dword, _mm512_set1_epi32(24 - 8 * byte as i32));
                     (&raw mut (*to).scales[4 * i + byte]).write(_mm512_srai_epi32::<24>(shifted));
@@ -366,10 +360,10 @@ impl Tile for BlockQ6K {
             }
             for half in 0..2 {
                 for part in 0..2 {
-                    let high = transpose(blocks, 128 + 32 * half + 16 * part);
+                    let high = transpose(rows, at + 128 + 32 * half + 16 * part);
                     for pair in 0..2 {
                         // Low nibbles are weights 32 * pair .. of this half, high nibbles 32 * (pair + 2) ..
-                        let low = transpose(blocks, 64 * half + 32 * pair + 16 * part);
+                        let low = transpose(rows, at + 64 * half + 32 * pair + 16 * part);
                         for i in 0..4 {
                             let k = 32 * half + 8 * pair + 4 * part + i;
                             let left = _mm512_set1_epi32(4 - 2 * pair as i32);
@@ -404,7 +398,6 @@ impl Tile for BlockQ6K {
         weights: *const Self::Weights,
         panel: *const u8,
         steps: usize,
-        ahead: &mut Prefetch,
         out: &mut [[f32; OUTPUTS]; MAX_ROWS],
     ) {
         let panel = panel.cast::<PanelStep<[i32; 16], 256, N>>();
@@ -414,7 +407,6 @@ impl Tile for BlockQ6K {
         for step in 0..steps {
             // SAFETY: `step` is below the steps of both (the caller's promise).
             let (w, x) = unsafe { (&*weights.add(step), &*panel.add(step)) };
-            ahead.advance(OUTPUTS * size_of::<Self>() / 2);
             let mut scaled = [_mm512_setzero_si512(); N];
             for s in 0..16 {
                 // Starting from -32 times the sum of the activations takes the weights' 32 back.
