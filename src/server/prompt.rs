@@ -13,7 +13,7 @@ use std::sync::Arc;
 use strata_core::engine::{CachePrompt, MtpSetting, Prompt, PromptItem, Request, Sampling};
 use strata_core::text::grammar::GrammarSpec;
 use strata_core::text::output::{OutputMode, ToolSchemas};
-use strata_core::text::{Grammar, PromptPiece, Specials, TemplateInput, TextError, encode_chat};
+use strata_core::text::{Grammar, Specials, TemplateInput, TextError, encode_chat};
 
 /// A chat request of any dialect.
 #[derive(Clone, Debug)]
@@ -95,20 +95,9 @@ pub fn chat_prompt(app: &App, service: &Service, chat: &ChatRequest) -> Result<R
     };
     let encoded = encode_chat(template, &service.tokenizer, &input).map_err(text_error)?;
     let pictures = read_pictures(app, service, conversation.pictures())?;
-    let rows: Vec<usize> = pictures.iter().map(|p| p.rows()).collect();
-    let mut prompt = Prompt { pieces: Vec::new(), turn_starts: encoded.turn_rows(&rows) };
-    for piece in encoded.pieces {
-        prompt.pieces.push(match piece {
-            PromptPiece::Tokens(ids) => PromptItem::Tokens(ids),
-            PromptPiece::Picture(n) => match pictures.get(n) {
-                Some(picture) => PromptItem::Picture(picture.clone()),
-                None => {
-                    let problem = format!("the template placed picture {n} of {}", pictures.len());
-                    return Err(ApiError::internal(problem));
-                }
-            },
-        });
-    }
+    let mut prompt = Prompt::from_chat(&encoded, &pictures).map_err(|index| {
+        ApiError::internal(format!("the template placed picture {index} of {}", pictures.len()))
+    })?;
     let mut text = encoded.text;
     if let Some(prefill) = prefill.filter(|p| !p.is_empty()) {
         let ids = service.tokenizer.encode(&prefill, Specials::AsText).map_err(text_error)?;

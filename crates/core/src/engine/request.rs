@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::options::MtpSetting;
 use crate::text::grammar::Grammar;
+use crate::text::{ChatPrompt, PromptPiece};
 use crate::vision::PictureRows;
 
 /// One piece of a prompt.
@@ -30,6 +31,19 @@ impl Prompt {
     /// A prompt of tokens alone, without turn borders.
     pub fn tokens(ids: Vec<u32>) -> Self {
         Prompt { pieces: vec![PromptItem::Tokens(ids)], turn_starts: Vec::new() }
+    }
+
+    /// The prompt of an encoded conversation: its pictures' rows stand where the template put them.
+    ///
+    /// # Errors
+    /// The index of a picture that the conversation names but `pictures` lacks.
+    pub fn from_chat(chat: &ChatPrompt, pictures: &[Arc<PictureRows>]) -> Result<Self, usize> {
+        let rows: Vec<usize> = pictures.iter().map(|picture| picture.rows()).collect();
+        let piece = |piece: &PromptPiece| match piece {
+            PromptPiece::Tokens(ids) => Ok(PromptItem::Tokens(ids.clone())),
+            PromptPiece::Picture(index) => pictures.get(*index).cloned().map(PromptItem::Picture).ok_or(*index),
+        };
+        Ok(Prompt { pieces: chat.pieces.iter().map(piece).collect::<Result<_, _>>()?, turn_starts: chat.turn_rows(&rows) })
     }
 
     /// Number of rows the prompt takes in the cache.

@@ -11,13 +11,13 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
 use crate::cli::settings::{self, DraftArgs, SamplingArgs};
 use answer::{Answer, Shown};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use strata_core::engine::{Engine, EngineHandle, EngineOptions, Prompt, PromptItem, Request};
-use strata_core::text::{PromptPiece, Specials, TemplateInput, encode_chat};
+use strata_core::engine::{Engine, EngineHandle, EngineOptions, Prompt, Request};
+use strata_core::text::{Specials, TemplateInput, encode_chat};
 use strata_core::vision::{PictureReader, PictureRows};
 
 /// Largest prompt file or picture that is read.
@@ -169,18 +169,9 @@ impl Session {
             ..TemplateInput::default()
         };
         let chat = encode_chat(template, &self.loaded.tokenizer, &input)?;
-        let rows: Vec<usize> = pictures.iter().map(|picture| picture.rows()).collect();
-        let turn_starts = chat.turn_rows(&rows);
-        let mut pieces = Vec::with_capacity(chat.pieces.len());
-        for piece in chat.pieces {
-            pieces.push(match piece {
-                PromptPiece::Tokens(ids) => PromptItem::Tokens(ids),
-                PromptPiece::Picture(index) => PromptItem::Picture(
-                    pictures.get(index).context("the template asks for a picture that was not given")?.clone(),
-                ),
-            });
-        }
-        Ok((Prompt { pieces, turn_starts }, chat.starts_in_reasoning))
+        let prompt = Prompt::from_chat(&chat, pictures)
+            .map_err(|index| anyhow!("the template asks for picture {index}, but {} were given", pictures.len()))?;
+        Ok((prompt, chat.starts_in_reasoning))
     }
 
     /// Encodes pictures given as (name, file contents).
