@@ -38,8 +38,8 @@ pub struct MemoryPlan {
 /// A plan that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{slots} slots of {ctx} rows need {} and {} are available; {}",
-    size(*.needed), size(*.available), advice(*.slots_that_fit, *.ctx_that_fits)
+    "{slots} slot{} of {ctx} rows need{} {} and {} are available; {}",
+    if *.slots == 1 { "" } else { "s" }, if *.slots == 1 { "s" } else { "" }, size(*.needed), size(*.available), advice(*.slots_that_fit, *.ctx_that_fits)
 )]
 pub struct PlanError {
     /// Slots asked for.

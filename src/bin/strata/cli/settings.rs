@@ -19,19 +19,19 @@ pub enum Think {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Temperature; 0 takes the most likely token
-    #[arg(long, visible_alias = "temperature", value_name = "T", default_value_t = 0.0)]
+    #[arg(long, visible_alias = "temperature", value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temp: f32,
     /// Keep the K most likely tokens; 0 keeps all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
     /// Keep the most likely tokens whose probabilities reach P
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f32,
     /// Drop tokens less likely than this share of the most likely one
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
     /// Penalty for tokens among the latest; 1 is none
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     repeat_penalty: f32,
     /// How many of the latest tokens --repeat-penalty looks at; -1 for all
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
@@ -111,7 +111,7 @@ pub struct DraftArgs {
     #[arg(long, value_name = "KIND")]
     draft: Option<String>,
     /// End a chain of drafts before a token less likely than this
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub draft_p_min: f32,
     /// Draft with the first N tokens of the vocabulary only
     #[arg(long, value_name = "N")]
