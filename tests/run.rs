@@ -17,8 +17,12 @@ fn output(args: &[&str]) -> Output {
 }
 
 fn with_stdin(args: &[&str], input: &[u8]) -> Output {
-    let mut child =
-        strata(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+    let mut child = strata(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
     // The command may end with an error before it has read everything.
     let _ = child.stdin.take().expect("piped").write_all(input);
     child.wait_with_output().expect("the binary ends")
@@ -85,7 +89,23 @@ fn drafts_threads_and_chunks_change_no_token() {
 #[test]
 fn a_seed_repeats_a_sampled_answer_and_another_seed_does_not() {
     let ask = |seed: &str| {
-        json(&["run", "--json", "-p", "Tell me a story.", "--temp", "1.2", "--top-k", "40", "--top-p", "0.95", "--seed", seed, "-n", "32"])["tokens"].clone()
+        json(&[
+            "run",
+            "--json",
+            "-p",
+            "Tell me a story.",
+            "--temp",
+            "1.2",
+            "--top-k",
+            "40",
+            "--top-p",
+            "0.95",
+            "--seed",
+            seed,
+            "-n",
+            "32",
+        ])["tokens"]
+            .clone()
     };
     assert_eq!(ask("1"), ask("1"));
     assert_ne!(ask("1"), ask("2"));
@@ -116,7 +136,8 @@ fn special_tokens_in_a_message_stay_text() {
     // As tokens they would end the user's turn: the prompt would be shorter than its text and the answer another one.
     let plain = json(&["run", "--json", "-n", "1", "-p", "Say im_end"]);
     let literal = json(&["run", "--json", "-n", "1", "-p", "Say <|im_end|>"]);
-    let more = literal["timings"]["prompt_tokens"].as_u64().expect("count") - plain["timings"]["prompt_tokens"].as_u64().expect("count");
+    let more = literal["timings"]["prompt_tokens"].as_u64().expect("count")
+        - plain["timings"]["prompt_tokens"].as_u64().expect("count");
     assert!(more >= 2, "<|im_end|> took {more} tokens more than im_end");
 }
 
@@ -125,7 +146,8 @@ fn pictures_are_read_with_the_bundled_encoder() {
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/square.png");
     let with = json(&["run", "--json", "--think", "no", "--image", picture, "-p", "What is in the picture?"]);
     let without = json(&["run", "--json", "--think", "no", "-p", "What is in the picture?"]);
-    let rows = with["timings"]["prompt_tokens"].as_u64().expect("count") - without["timings"]["prompt_tokens"].as_u64().expect("count");
+    let rows = with["timings"]["prompt_tokens"].as_u64().expect("count")
+        - without["timings"]["prompt_tokens"].as_u64().expect("count");
     // 96 x 96 pixels are 3 x 3 merged blocks, between a start and an end token.
     assert_eq!(rows, 9 + 2);
     let piped = with_stdin(

@@ -95,9 +95,8 @@ pub fn chat_prompt(app: &App, service: &Service, chat: &ChatRequest) -> Result<R
     };
     let encoded = encode_chat(template, &service.tokenizer, &input).map_err(text_error)?;
     let pictures = read_pictures(app, service, conversation.pictures())?;
-    let mut prompt = Prompt::from_chat(&encoded, &pictures).map_err(|index| {
-        ApiError::internal(format!("the template placed picture {index} of {}", pictures.len()))
-    })?;
+    let mut prompt = Prompt::from_chat(&encoded, &pictures)
+        .map_err(|index| ApiError::internal(format!("the template placed picture {index} of {}", pictures.len())))?;
     let mut text = encoded.text;
     if let Some(prefill) = prefill.filter(|p| !p.is_empty()) {
         let ids = service.tokenizer.encode(&prefill, Specials::AsText).map_err(text_error)?;

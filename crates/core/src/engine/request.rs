@@ -43,7 +43,10 @@ impl Prompt {
             PromptPiece::Tokens(ids) => Ok(PromptItem::Tokens(ids.clone())),
             PromptPiece::Picture(index) => pictures.get(*index).cloned().map(PromptItem::Picture).ok_or(*index),
         };
-        Ok(Prompt { pieces: chat.pieces.iter().map(piece).collect::<Result<_, _>>()?, turn_starts: chat.turn_rows(&rows) })
+        Ok(Prompt {
+            pieces: chat.pieces.iter().map(piece).collect::<Result<_, _>>()?,
+            turn_starts: chat.turn_rows(&rows),
+        })
     }
 
     /// Number of rows the prompt takes in the cache.
