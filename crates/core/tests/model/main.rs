@@ -1,6 +1,8 @@
 //! The model against references and against itself, on the bundled model and files made from it.
 
 mod contract;
+mod edited;
+mod geometry;
 mod greedy;
 mod reference;
 

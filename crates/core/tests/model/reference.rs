@@ -2,6 +2,7 @@
 
 use super::{golden, read, read_mtp};
 use safetensors::SafeTensors;
+use strata_core::convert::{ConvertOptions, Progress, Recipe, convert_text_model};
 use strata_core::gguf::GgufFile;
 use strata_core::model::{KvType, LoadOptions, Model};
 
@@ -36,10 +37,13 @@ fn largest_difference(logits: &[f32], vocab: usize, ids: &[usize], expected: &[f
 
 #[test]
 fn logits_of_the_f32_model_follow_transformers() {
-    let Ok(path) = std::env::var("STRATA_F32_GGUF") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tiny-f32.gguf");
+    let f32_recipe = ConvertOptions::new(Recipe::from_name("F32").expect("a recipe"));
+    convert_text_model(&golden("tiny-hf"), &path, &f32_recipe, Progress::SILENT).expect("the checkpoint converts");
     let bytes = std::fs::read(golden("reference_f32.safetensors")).expect("the golden is there");
     let tensors = SafeTensors::deserialize(&bytes).expect("the golden reads");
-    let file = GgufFile::open(path.as_ref()).expect("opens");
+    let file = GgufFile::open(&path).expect("opens");
     let options = LoadOptions { threads: 2, kv_type: KvType::F32, ..LoadOptions::default() };
     let model = Model::load(&file, &options).expect("the model loads");
     let vocab = model.config().vocab;
