@@ -56,7 +56,8 @@ impl Edited {
     /// Takes out all tensors of a block.
     pub fn take_block(&mut self, block: usize) -> Vec<(TensorDecl, Bytes)> {
         let prefix = format!("blk.{block}.");
-        let (taken, kept) = std::mem::take(&mut self.tensors).into_iter().partition(|(decl, _)| decl.name.starts_with(&prefix));
+        let (taken, kept) =
+            std::mem::take(&mut self.tensors).into_iter().partition(|(decl, _)| decl.name.starts_with(&prefix));
         self.tensors = kept;
         taken
     }

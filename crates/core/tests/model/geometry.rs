@@ -127,7 +127,8 @@ fn fused_and_split_experts_give_the_same_bits() {
         assert_eq!(gate.ty, up.ty);
         let experts = gate.dims[2] as usize;
         let size = gate_data.len() / experts;
-        let parts = (0..experts).flat_map(|e| [&gate_data[e * size..(e + 1) * size], &up_data[e * size..(e + 1) * size]]);
+        let parts =
+            (0..experts).flat_map(|e| [&gate_data[e * size..(e + 1) * size], &up_data[e * size..(e + 1) * size]]);
         let data: Vec<u8> = parts.flatten().copied().collect();
         let mut fused = gate.clone();
         fused.name = format!("blk.{block}.ffn_gate_up_exps.weight");
@@ -233,7 +234,9 @@ const BROKEN: &[Broken] = &[
     ("recurrent_layers` is 3, expected 4 entries", |e| {
         set(e, "attention.recurrent_layers", Value::Array(Array::Bool(vec![true; 3])));
     }),
-    ("blk.3.ssm_conv1d.weight` is missing", |e| set(e, "attention.recurrent_layers", Value::Array(Array::Bool(vec![true; 4])))),
+    ("blk.3.ssm_conv1d.weight` is missing", |e| {
+        set(e, "attention.recurrent_layers", Value::Array(Array::Bool(vec![true; 4])))
+    }),
     ("full_attention_interval` is 0", |e| {
         e.metadata.remove(RECURRENT);
         set(e, "full_attention_interval", Value::U32(0));
