@@ -64,10 +64,14 @@ impl<'a> Cursor<'a> {
         Ok(count as usize)
     }
 
-    /// A string: its length as u64, then that many bytes of UTF-8.
-    pub fn string(&mut self, field: Field) -> Result<&'a str, GgufError> {
+    /// A string of at most `most` bytes: its length as u64, then that many bytes of UTF-8.
+    pub fn string(&mut self, most: usize, field: Field) -> Result<&'a str, GgufError> {
         let at = self.at;
-        let len = self.count(1, &|| format!("length of {}", field()))?;
+        let length = || format!("length of {}", field());
+        let len = self.count(1, &length)?;
+        if len > most {
+            return Err(self.error(&length, at, format!("at most {most} bytes"), len.to_string()));
+        }
         let bytes = self.bytes(len, field)?;
         std::str::from_utf8(bytes).map_err(|e| {
             self.error(field, at, "UTF-8 text", format!("an invalid byte at place {} of it", e.valid_up_to()))

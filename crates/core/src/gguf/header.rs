@@ -18,6 +18,11 @@ pub(super) const MAX_DIMS: u32 = 4;
 const MAX_NAME: usize = 1024;
 /// The largest metadata key the format allows.
 const MAX_KEY: usize = 65_535;
+/// The largest string and array of numbers a header may hold: vocabularies take a few MB, and a sparse file could
+/// promise terabytes of zeros.
+const MAX_VALUE_BYTES: usize = 64 << 20;
+/// The most strings, or arrays, an array may hold; the largest vocabularies have a quarter of a million.
+const MAX_ELEMENTS: usize = 4 << 20;
 /// A tensor info takes at least this many bytes: name length, dimension count, one dimension, type, offset.
 const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
 /// A metadata entry takes at least this many bytes: key length, type, a one-byte value.
@@ -55,10 +60,9 @@ pub(super) fn parse(file: &str, data: &[u8], part: usize) -> Result<Header, Gguf
     for i in 0..n_entries {
         let at = c.at;
         let key_field = || format!("metadata key {} of {n_entries}", i + 1);
-        let key = c.string(&key_field)?;
-        if key.is_empty() || key.len() > MAX_KEY {
-            let expected = format!("a name of 1 to {MAX_KEY} bytes");
-            return Err(c.error(&key_field, at, expected, format!("{} bytes", key.len())));
+        let key = c.string(MAX_KEY, &key_field)?;
+        if key.is_empty() {
+            return Err(c.error(&key_field, at, "a name", "an empty string"));
         }
         if metadata.get(key).is_some() {
             return Err(c.error(&|| format!("metadata key '{}'", key.escape_debug()), at, "each key once", "it twice"));
@@ -110,10 +114,9 @@ fn tensor_info<'a>(
 ) -> Result<(TensorInfo, &'a str, usize), GgufError> {
     let at = c.at;
     let name_field = || format!("name of tensor {} of {n_tensors}", i + 1);
-    let name = c.string(&name_field)?;
-    if name.is_empty() || name.len() > MAX_NAME {
-        let expected = format!("a name of 1 to {MAX_NAME} bytes");
-        return Err(c.error(&name_field, at, expected, format!("{} bytes", name.len())));
+    let name = c.string(MAX_NAME, &name_field)?;
+    if name.is_empty() {
+        return Err(c.error(&name_field, at, "a name", "an empty string"));
     }
     let shown = name.escape_debug();
     let dims_at = c.at;
@@ -211,7 +214,7 @@ fn value(c: &mut Cursor, field: Field) -> Result<Value, GgufError> {
             b @ 0..=1 => Value::Bool(b == 1),
             b => return Err(c.error(field, c.at - 1, "a bool (0 or 1)", b.to_string())),
         },
-        ValueType::String => Value::String(c.string(field)?.to_string()),
+        ValueType::String => Value::String(c.string(MAX_VALUE_BYTES, field)?.to_string()),
         ValueType::U8 => Value::U8(c.bytes(1, field)?[0]),
         ValueType::I8 => Value::I8(c.bytes(1, field)?[0] as i8),
         ValueType::U16 => Value::U16(numbers(c, 1, u16::from_le_bytes, field)?[0]),
@@ -231,7 +234,16 @@ fn array(c: &mut Cursor, depth: usize, field: Field) -> Result<Array, GgufError>
         return Err(c.error(field, at, format!("arrays nested at most {MAX_NESTING} deep"), "deeper nesting"));
     }
     let ty = value_type(c, field)?;
+    let length_at = c.at;
     let n = c.count(ty.min_bytes(), &|| format!("length of {}", field()))?;
+    let most = match ty {
+        ValueType::String | ValueType::Array => MAX_ELEMENTS,
+        number => MAX_VALUE_BYTES / number.min_bytes(),
+    };
+    if n > most {
+        let expected = format!("at most {most} elements");
+        return Err(c.error(&|| format!("length of {}", field()), length_at, expected, n.to_string()));
+    }
     Ok(match ty {
         ValueType::U8 => Array::U8(c.bytes(n, field)?.to_vec()),
         ValueType::I8 => Array::I8(c.bytes(n, field)?.iter().map(|&b| b as i8).collect()),
@@ -253,9 +265,9 @@ fn array(c: &mut Cursor, depth: usize, field: Field) -> Result<Array, GgufError>
             Array::Bool(bools.collect::<Result<_, _>>()?)
         }
         ValueType::String => {
-            let mut strings = Vec::with_capacity(n);
+            let mut strings = Vec::new();
             for i in 0..n {
-                strings.push(c.string(&|| format!("element {i} of {}", field()))?.to_string());
+                strings.push(c.string(MAX_VALUE_BYTES, &|| format!("element {i} of {}", field()))?.to_string());
             }
             Array::String(strings)
         }

@@ -80,9 +80,10 @@ pub fn metadata_table(file: &GgufFile) -> String {
         .map(|(key, value)| {
             let (ty, text) = match value {
                 Value::Array(a) => (format!("{} x {}", a.len(), a.element_type().name()), array_text(a)),
+                Value::String(s) => ("string".to_string(), on_one_line(s)),
                 v => (v.value_type().name().to_string(), v.to_string()),
             };
-            [key.escape_debug().to_string(), ty, shortened(&text)]
+            [on_one_line(key), ty, shortened(text)]
         })
         .collect();
     print::table(&rows, &[false, false, false])
@@ -100,12 +101,17 @@ fn array_text(a: &Array) -> String {
     format!("[{}{more}]", shown.join(", "))
 }
 
-fn shortened(text: &str) -> String {
-    let line = text.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'");
-    if line.chars().count() <= SHOWN_CHARS {
-        return line;
+/// The text with control characters escaped.
+fn on_one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() }).collect()
+}
+
+fn shortened(text: String) -> String {
+    let chars = text.chars().count();
+    if chars <= SHOWN_CHARS {
+        return text;
     }
-    format!("{}... ({} characters)", line.chars().take(SHOWN_CHARS).collect::<String>(), text.chars().count())
+    format!("{}... ({chars} characters)", text.chars().take(SHOWN_CHARS).collect::<String>())
 }
 
 /// All metadata as JSON, in full, in file order. Numbers that JSON does not know (NaN, infinity) become `null`.
