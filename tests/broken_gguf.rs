@@ -340,7 +340,9 @@ fn check(cases: &[Case]) {
     }
 }
 
-const COMMANDS: &[&[&str]] = &[&["inspect", "FILE"]];
+/// The commands that read model files; FILE stands for the file.
+const COMMANDS: &[&[&str]] =
+    &[&["inspect", "FILE"], &["run", "-m", "FILE", "--raw", "-p", "x", "-n", "1", "-t", "1", "--vision", "no"]];
 
 #[test]
 fn the_unbroken_header_is_a_good_file() {

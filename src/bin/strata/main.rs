@@ -1,7 +1,9 @@
 //! The `strata` program: parse, run one subcommand, turn its result into an exit code.
 
+mod bench;
 mod cli;
 mod convert;
+mod inspect;
 mod run;
 mod serve;
 mod vision;
@@ -22,18 +24,24 @@ struct Strata {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Say what is in a model file, what strata can do with it and what it lacks
+    Inspect(inspect::Args),
     /// Convert a checkpoint to GGUF, restore or drop the MTP head of a GGUF, or prove a file against its source
     Convert(Box<convert::Args>),
     /// Generate text from a prompt, a file, a pipe, or in a conversation
     Run(Box<run::Args>),
     /// Serve several requests at once over HTTP (OpenAI's and Anthropic's APIs, and a chat page)
     Serve(Box<serve::Args>),
+    /// Measure speed, alone or side by side with llama.cpp
+    Bench(Box<bench::Args>),
     /// Encode a picture and show what the model sees
     Vision(Box<vision::Args>),
 }
 
 fn main() -> ExitCode {
     let result = match Strata::parse().command {
+        Command::Inspect(args) => inspect::run(args),
+        Command::Bench(args) => bench::run(*args),
         Command::Convert(args) => convert::run(*args),
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::run(*args),

@@ -1,7 +1,7 @@
 //! How a command fails: one line plus causes and a hint on stderr, and an exit code.
 
 use std::process::ExitCode;
-use strata_core::{checkpoint, engine, gguf, model, placement, text, vision};
+use strata_core::{checkpoint, convert, engine, gguf, model, placement, text, vision};
 
 /// Something was done and failed.
 pub const FAILURE: u8 = 1;
@@ -61,6 +61,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         cause.is::<BadInput>()
             || cause.is::<gguf::GgufError>()
             || cause.is::<checkpoint::CheckpointError>()
+            || cause.is::<convert::ConvertError>()
             || cause.is::<model::ModelError>()
             || cause.is::<text::TextError>()
             || cause.is::<vision::VisionError>()
