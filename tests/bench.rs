@@ -25,7 +25,8 @@ fn json(args: &[&str]) -> Json {
 
 #[test]
 fn reading_and_generating_are_measured_with_their_phases() {
-    let args = ["--pp", "24", "--tg", "6", "--depth", "0,20", "--parallel", "1,2", "-r", "2", "-t", "1", "--no-journal"];
+    let args =
+        ["--pp", "24", "--tg", "6", "--depth", "0,20", "--parallel", "1,2", "-r", "2", "-t", "1", "--no-journal"];
     let all = json(&args);
     let rows = all["results"].as_array().unwrap();
     let names: Vec<_> = rows.iter().map(|r| format!("{} d{} x{}", r["test"], r["depth"], r["parallel"])).collect();
@@ -33,9 +34,15 @@ fn reading_and_generating_are_measured_with_their_phases() {
     for row in rows {
         let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} in {row}"));
         assert_eq!(number("samples"), 2.0);
-        assert!(number("tok_s_min") > 0.0 && number("tok_s_min") <= number("tok_s") && number("tok_s") <= number("tok_s_max"));
-        let shares: f64 =
-            ["embed", "attention", "delta_net", "experts", "head", "mtp", "commit", "other"].map(|p| number(&format!("{p}_percent"))).iter().sum();
+        assert!(
+            number("tok_s_min") > 0.0
+                && number("tok_s_min") <= number("tok_s")
+                && number("tok_s") <= number("tok_s_max")
+        );
+        let shares: f64 = ["embed", "attention", "delta_net", "experts", "head", "mtp", "commit", "other"]
+            .map(|p| number(&format!("{p}_percent")))
+            .iter()
+            .sum();
         assert!((shares - 100.0).abs() < 5.0, "medians of shares add up to about 100: {row}");
         assert_eq!(row["gb_s"].is_null(), row["test"] == "pp24", "weights per token count while generating");
     }
@@ -89,8 +96,25 @@ fn llama_bench_takes_turns_and_gets_the_same_test() {
     let model = tiny();
     let peer = format!("llama-bench={}", program.display());
     let args = [
-        "-m", model.to_str().unwrap(), "--pp", "8", "--tg", "3", "--depth", "5", "--parallel", "1,2", "-r", "2", "-t", "1",
-        "--no-journal", "--against", &peer, "--against-arg=-rtr", "--against-arg=1",
+        "-m",
+        model.to_str().unwrap(),
+        "--pp",
+        "8",
+        "--tg",
+        "3",
+        "--depth",
+        "5",
+        "--parallel",
+        "1,2",
+        "-r",
+        "2",
+        "-t",
+        "1",
+        "--no-journal",
+        "--against",
+        &peer,
+        "--against-arg=-rtr",
+        "--against-arg=1",
     ];
     let all = json(&args);
     let rows = all["results"].as_array().unwrap();
@@ -150,8 +174,23 @@ fn a_llama_server_gets_the_same_prompts() {
     let model = tiny();
     let peer = format!("llama-server={url}");
     let args = [
-        "-m", model.to_str().unwrap(), "--pp", "8", "--tg", "3", "--parallel", "2", "--mtp", "1", "-r", "1", "-t", "1",
-        "--no-journal", "--against", &peer,
+        "-m",
+        model.to_str().unwrap(),
+        "--pp",
+        "8",
+        "--tg",
+        "3",
+        "--parallel",
+        "2",
+        "--mtp",
+        "1",
+        "-r",
+        "1",
+        "-t",
+        "1",
+        "--no-journal",
+        "--against",
+        &peer,
     ];
     let all = json(&args);
     let rows = all["results"].as_array().unwrap();

@@ -82,7 +82,8 @@ fn the_bundled_model_is_described() {
     assert_eq!(bytes, file.tensors().iter().map(|t| t.size).sum::<u64>());
 
     let text = text(&[tiny]);
-    for expected in ["4 trunk (3 delta net, 1 attention) + 1 MTP", "complete: 20 tensors in blk.4", "strata run -m", "qwen35"]
+    for expected in
+        ["4 trunk (3 delta net, 1 attention) + 1 MTP", "complete: 20 tensors in blk.4", "strata run -m", "qwen35"]
     {
         assert!(text.contains(expected), "{expected} is not in\n{text}");
     }

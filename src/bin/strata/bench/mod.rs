@@ -76,7 +76,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let own_text = match &args.prompt_file {
         None => None,
         Some(path) => Some(
-            std::fs::read_to_string(path).with_context(|| BadInput::new(format!("{}: cannot read it", path.display())))?,
+            std::fs::read_to_string(path)
+                .with_context(|| BadInput::new(format!("{}: cannot read it", path.display())))?,
         ),
     };
     let load_before = journal::load();
@@ -193,7 +194,13 @@ fn report(
         println!("{all:#}");
     } else {
         let text = |v: &serde_json::Value| v.as_str().unwrap_or("unknown").to_string();
-        println!("{} · {} threads · {} · reads {} GB/s\n", text(&model["name"]), settings["threads"], text(&machine["cpu"]), machine["read_gb_s"]);
+        println!(
+            "{} · {} threads · {} · reads {} GB/s\n",
+            text(&model["name"]),
+            settings["threads"],
+            text(&machine["cpu"]),
+            machine["read_gb_s"]
+        );
         print!("{}", figures::table(rows));
     }
     Ok(())

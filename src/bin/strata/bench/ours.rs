@@ -49,13 +49,17 @@ impl Ours {
         let stats = match test.kind {
             Kind::Prompt => self.all(prompts.iter().map(|p| request(&p[..test.depth + test.tokens], 1)).collect())?,
             // One token more than is timed: the first one belongs to the prompt.
-            Kind::Decode => self.all(prompts.iter().map(|p| request(&p[..test.depth + 1], test.tokens + 1)).collect())?,
+            Kind::Decode => {
+                self.all(prompts.iter().map(|p| request(&p[..test.depth + 1], test.tokens + 1)).collect())?
+            }
         };
         let whole = start.elapsed();
         let longest = |f: fn(&RequestStats) -> f64| stats.iter().map(f).fold(0.0, f64::max);
         let (tokens, seconds) = match test.kind {
             Kind::Prompt => (stats.iter().map(|s| s.prompt_rows - s.reused_rows).sum(), longest(|s| s.prompt_s)),
-            Kind::Decode => (stats.iter().map(|s| s.generated.saturating_sub(1)).sum::<usize>(), longest(|s| s.decode_s)),
+            Kind::Decode => {
+                (stats.iter().map(|s| s.generated.saturating_sub(1)).sum::<usize>(), longest(|s| s.decode_s))
+            }
         };
         let mut sample = Sample {
             rate: tokens as f64 / seconds,

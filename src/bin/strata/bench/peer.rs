@@ -31,7 +31,9 @@ impl FromStr for Against {
         match s.split_once('=') {
             Some((_, "")) | None => Err("expected llama-bench=PATH, llama-server=PATH or llama-server=URL".into()),
             Some(("llama-bench", path)) => Ok(Against::LlamaBench(path.into())),
-            Some(("llama-server", at)) => Ok(place(at).map_or_else(|| Against::LlamaServer(at.into()), Against::ServerAt)),
+            Some(("llama-server", at)) => {
+                Ok(place(at).map_or_else(|| Against::LlamaServer(at.into()), Against::ServerAt))
+            }
             Some((other, _)) => Err(format!("unknown peer '{other}'; known are llama-bench and llama-server")),
         }
     }
@@ -124,8 +126,8 @@ fn run_bench(path: &Path, setup: &Setup, test: &Test) -> Result<Sample> {
         let said = String::from_utf8_lossy(&out.stderr);
         bail!("{} failed: {}", path.display(), said.lines().last().unwrap_or("it said nothing"));
     }
-    let results: Value = serde_json::from_slice(&out.stdout)
-        .with_context(|| format!("{} did not print JSON", path.display()))?;
+    let results: Value =
+        serde_json::from_slice(&out.stdout).with_context(|| format!("{} did not print JSON", path.display()))?;
     match results[0]["avg_ts"].as_f64() {
         Some(rate) => Ok(Sample { rate, ..Sample::default() }),
         None => bail!("{}: there is no 'avg_ts' in its result", path.display()),
@@ -137,12 +139,9 @@ fn start_server<'a>(path: &Path, setup: &Setup, test: &Test) -> Result<Peer<'a>>
     let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("cannot find a free port")?.port();
     let mut command = Command::new(path);
     command.arg("-m").arg(setup.model).args(["--host", "127.0.0.1"]);
-    for (flag, value) in [
-        ("--port", port as usize),
-        ("-t", setup.threads),
-        ("-np", test.parallel),
-        ("-c", setup.ctx * test.parallel),
-    ] {
+    for (flag, value) in
+        [("--port", port as usize), ("-t", setup.threads), ("-np", test.parallel), ("-c", setup.ctx * test.parallel)]
+    {
         command.arg(flag).arg(value.to_string());
     }
     if let MtpSetting::Depth(n) = test.mtp.0 {

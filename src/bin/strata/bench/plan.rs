@@ -104,7 +104,12 @@ impl Text {
     pub fn new(tokenizer: &Tokenizer, own: Option<&str>) -> Result<Text> {
         let ids = tokenizer.encode(own.unwrap_or(include_str!("prompt.txt")), Specials::AsText)?;
         if ids.len() < 2 * STRIDE {
-            return Err(BadInput::new(format!("the prompt file has {} tokens, expected at least {}", ids.len(), 2 * STRIDE)).into());
+            return Err(BadInput::new(format!(
+                "the prompt file has {} tokens, expected at least {}",
+                ids.len(),
+                2 * STRIDE
+            ))
+            .into());
         }
         Ok(Text(ids))
     }

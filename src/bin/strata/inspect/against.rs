@@ -53,7 +53,8 @@ pub fn two_ggufs(a: &GgufFile, b: &GgufFile) -> Comparison {
                 *types.entry((t.ty.name().to_string(), own.ty.name().to_string())).or_insert(0) += 1;
             }
             None if same_in_other_form(a, t) => {
-                c.findings.push(format!("{}: gate and up experts are fused on one side and split on the other", t.name));
+                c.findings
+                    .push(format!("{}: gate and up experts are fused on one side and split on the other", t.name));
             }
             None => c.missing.push(t.name.clone()),
         }
@@ -91,7 +92,10 @@ pub fn with_checkpoint(a: &GgufFile, path: &str, b: &Checkpoint) -> Result<Compa
     let architecture = a.metadata().str("general.architecture").unwrap_or("none");
     let is_encoder = architecture == "clip";
     if architecture != ARCHITECTURE && !is_encoder {
-        return Err(format!("{}: the architecture is '{architecture}'; names of checkpoints are known for '{ARCHITECTURE}' only", a.name()));
+        return Err(format!(
+            "{}: the architecture is '{architecture}'; names of checkpoints are known for '{ARCHITECTURE}' only",
+            a.name()
+        ));
     }
     let own = if is_encoder { None } else { Some(ModelConfig::from_gguf(a).map_err(|e| e.to_string())?) };
     let config = match (b.config(), &own) {
@@ -100,7 +104,9 @@ pub fn with_checkpoint(a: &GgufFile, path: &str, b: &Checkpoint) -> Result<Compa
             HfConfig::from_json(&name, json).map_err(|e| e.to_string())?
         }
         (None, Some(own)) => schema::rules_config(own, a.tensor("output.weight").is_none()),
-        (None, None) => return Err(format!("{path}: comparing a vision encoder needs config.json beside the checkpoint")),
+        (None, None) => {
+            return Err(format!("{path}: comparing a vision encoder needs config.json beside the checkpoint"));
+        }
     };
     let trunk_layers = config.layers.len() as u64;
     let absent: HashMap<&str, &str> = b.absent_tensors().collect();
@@ -122,7 +128,11 @@ pub fn with_checkpoint(a: &GgufFile, path: &str, b: &Checkpoint) -> Result<Compa
     let mut known_there = HashSet::new();
     let mut known_here = HashSet::new();
     for e in &expected {
-        let there = e.hf_names.iter().chain(&e.hf_first_expert).find(|n| b.tensor(n).is_some() || absent.contains_key(n.as_str()));
+        let there = e
+            .hf_names
+            .iter()
+            .chain(&e.hf_first_expert)
+            .find(|n| b.tensor(n).is_some() || absent.contains_key(n.as_str()));
         if let Some(name) = there {
             mark_known(name, e, &mut known_there);
         }
@@ -140,7 +150,9 @@ pub fn with_checkpoint(a: &GgufFile, path: &str, b: &Checkpoint) -> Result<Compa
                 if e.part == Part::Mtp { mtp += 1 } else { trunk += 1 }
             }
             (_, Held::WrongShape(t)) => c.shapes.push(format!("{}: {:?} expected, {:?} here", t.name, e.dims, t.dims)),
-            (None, Held::AsExpected(t) | Held::Fused(t)) => c.extra.push(format!("{} (no source in the checkpoint)", t.name)),
+            (None, Held::AsExpected(t) | Held::Fused(t)) => {
+                c.extra.push(format!("{} (no source in the checkpoint)", t.name))
+            }
             (Some(name), Held::AsExpected(t) | Held::Fused(t)) => {
                 if let Some(source) = b.tensor(name) {
                     *types.entry((source.dtype.name().to_string(), t.ty.name().to_string())).or_insert(0) += 1;
@@ -165,7 +177,9 @@ pub fn with_checkpoint(a: &GgufFile, path: &str, b: &Checkpoint) -> Result<Compa
     }
     let vision = all_names().filter(|n| names::part_of_hf(n) == Part::Vision).count();
     if vision > 0 && !is_encoder {
-        c.findings.push(format!("the checkpoint's {vision} tensors of the vision encoder belong in an mmproj file of its own"));
+        c.findings.push(format!(
+            "the checkpoint's {vision} tensors of the vision encoder belong in an mmproj file of its own"
+        ));
     }
     if mtp > 0 {
         let holding: BTreeSet<String> = mtp_names
@@ -173,7 +187,10 @@ pub fn with_checkpoint(a: &GgufFile, path: &str, b: &Checkpoint) -> Result<Compa
             .filter_map(|n| absent.get(n).map(|s| s.to_string()).or_else(|| shard_name(b, n)))
             .collect();
         let shards = holding.into_iter().collect::<Vec<_>>().join(", ");
-        let restore = format!("restore it with `strata convert {} --mtp-from {path} -o WITH_HEAD.gguf` (the tensors are in {shards})", a.name());
+        let restore = format!(
+            "restore it with `strata convert {} --mtp-from {path} -o WITH_HEAD.gguf` (the tensors are in {shards})",
+            a.name()
+        );
         let there = format!("the checkpoint has {} `mtp.*` tensors", mtp_names.len());
         let all = expected.iter().filter(|e| e.part == Part::Mtp && !e.optional).count();
         c.findings.insert(0, mtp_finding(&there, mtp, all, &restore));
@@ -208,7 +225,9 @@ pub fn two_checkpoints(path_a: &str, a: &Checkpoint, path_b: &str, b: &Checkpoin
     c.types = types.into_iter().filter(|((x, y), _)| x != y).map(|((x, y), n)| (x, y, n)).collect();
     let mtp = c.missing.iter().filter(|n| names::part_of_hf(n) == Part::Mtp).count();
     if mtp > 0 {
-        c.findings.push(format!("{mtp} `mtp.*` tensors are missing: a conversion of this checkpoint would have no complete MTP head"));
+        c.findings.push(format!(
+            "{mtp} `mtp.*` tensors are missing: a conversion of this checkpoint would have no complete MTP head"
+        ));
     }
     let rest = c.missing.len() - mtp;
     finish(&mut c, rest, mtp);
@@ -240,7 +259,10 @@ fn same_in_other_form(file: &GgufFile, t: &TensorInfo) -> bool {
     if let Some(block) = t.name.strip_suffix(FUSED) {
         return SPLIT.iter().all(|half| file.tensor(&format!("{block}{half}")).is_some());
     }
-    SPLIT.iter().filter_map(|half| t.name.strip_suffix(half)).any(|block| file.tensor(&format!("{block}{FUSED}")).is_some())
+    SPLIT
+        .iter()
+        .filter_map(|half| t.name.strip_suffix(half))
+        .any(|block| file.tensor(&format!("{block}{FUSED}")).is_some())
 }
 
 /// Takes pairs out of missing and extra that can only be each other: same block, same shape, no other candidate.
@@ -268,9 +290,14 @@ fn find_renamed(c: &mut Comparison, a: &GgufFile, b: &GgufFile) {
 fn needed_names(file: &GgufFile) -> Option<HashSet<String>> {
     let config = ModelConfig::from_gguf(file).ok()?;
     let rules = schema::rules_config(&config, file.tensor("output.weight").is_none());
-    let mut needed: HashSet<String> = schema::trunk(&rules).into_iter().filter(|e| !e.optional).map(|e| e.name).collect();
+    let mut needed: HashSet<String> =
+        schema::trunk(&rules).into_iter().filter(|e| !e.optional).map(|e| e.name).collect();
     // The fused form of what the rules call by its halves.
-    let fused: Vec<String> = needed.iter().filter_map(|n| n.strip_suffix("ffn_gate_exps.weight")).map(|b| format!("{b}ffn_gate_up_exps.weight")).collect();
+    let fused: Vec<String> = needed
+        .iter()
+        .filter_map(|n| n.strip_suffix("ffn_gate_exps.weight"))
+        .map(|b| format!("{b}ffn_gate_up_exps.weight"))
+        .collect();
     needed.extend(fused);
     Some(needed)
 }
@@ -316,7 +343,9 @@ fn mark_known(name: &str, e: &Expected, known: &mut HashSet<String>) {
     if e.hf_first_expert.iter().any(|first| first == name)
         && let Some((before, after)) = name.split_once(".experts.0.")
     {
-        known.extend((0..e.dims.get(2).copied().unwrap_or(0).min(1 << 16)).map(|i| format!("{before}.experts.{i}.{after}")));
+        known.extend(
+            (0..e.dims.get(2).copied().unwrap_or(0).min(1 << 16)).map(|i| format!("{before}.experts.{i}.{after}")),
+        );
     }
     known.insert(name.to_string());
 }
@@ -364,7 +393,8 @@ pub fn text(c: &Comparison) -> String {
     list("tensors under another name (here <- there)", c.renamed.iter().map(|(h, t)| format!("{h} <- {t}")).collect());
     list("tensors of another shape", c.shapes.clone());
     list("tensors only here", c.extra.clone());
-    let rows: Vec<String> = c.types.iter().map(|(t, h, n)| format!("{t} -> {h}: {} tensors", print::grouped(*n as u64))).collect();
+    let rows: Vec<String> =
+        c.types.iter().map(|(t, h, n)| format!("{t} -> {h}: {} tensors", print::grouped(*n as u64))).collect();
     list("types (there -> here)", rows);
     list("missing metadata", c.metadata_missing.clone());
     list("metadata only here", c.metadata_extra.clone());

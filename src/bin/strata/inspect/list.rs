@@ -49,13 +49,20 @@ pub fn of_checkpoint(checkpoint: &Checkpoint, pattern: &Option<Pattern>) -> Vec<
 /// The list as a table.
 pub fn tensor_table(tensors: &[TensorLine]) -> String {
     let several_parts = tensors.iter().any(|t| t.part > 0);
-    let mut rows = vec![["tensor", "shape", "type", "bytes", if several_parts { "part" } else { "" }].map(str::to_string)];
+    let mut rows =
+        vec![["tensor", "shape", "type", "bytes", if several_parts { "part" } else { "" }].map(str::to_string)];
     for t in tensors {
         let part = if several_parts { (t.part + 1).to_string() } else { String::new() };
         rows.push([t.name.clone(), t.shape.clone(), t.ty.to_string(), print::grouped(t.bytes), part]);
     }
     let total = tensors.iter().map(|t| t.bytes).sum();
-    rows.push([format!("{} tensors", tensors.len()), String::new(), String::new(), print::grouped(total), String::new()]);
+    rows.push([
+        format!("{} tensors", tensors.len()),
+        String::new(),
+        String::new(),
+        print::grouped(total),
+        String::new(),
+    ]);
     print::table(&rows, &[false, true, false, true, true])
 }
 

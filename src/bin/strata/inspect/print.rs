@@ -57,13 +57,16 @@ pub fn report(r: &Report) -> String {
             let pre = t.pre_tokenizer.as_deref().unwrap_or("not named");
             line("vocabulary", format!("{} tokens{merges}, pre-tokenizer {pre}", grouped(tokens as u64)));
         }
-        line("template", match t.chat_template_chars {
-            None => "none".to_string(),
-            Some(n) if t.chat_template_knows.is_empty() => format!("present, {} characters", grouped(n as u64)),
-            Some(n) => {
-                format!("present, {} characters; knows {}", grouped(n as u64), t.chat_template_knows.join(", "))
-            }
-        });
+        line(
+            "template",
+            match t.chat_template_chars {
+                None => "none".to_string(),
+                Some(n) if t.chat_template_knows.is_empty() => format!("present, {} characters", grouped(n as u64)),
+                Some(n) => {
+                    format!("present, {} characters; knows {}", grouped(n as u64), t.chat_template_knows.join(", "))
+                }
+            },
+        );
     }
     if let Some(m) = &r.mtp {
         mtp(m, &mut line);
@@ -109,7 +112,8 @@ fn mtp(m: &MtpReport, line: &mut impl FnMut(&str, String)) {
 }
 
 fn types(r: &Report) -> String {
-    let mut rows: Vec<[String; 6]> = vec![["type", "tensors", "weights", "bytes", "share", "strata"].map(str::to_string)];
+    let mut rows: Vec<[String; 6]> =
+        vec![["type", "tensors", "weights", "bytes", "share", "strata"].map(str::to_string)];
     for t in &r.types {
         let runs = match t.computable {
             Some(true) => "computes",

@@ -314,7 +314,10 @@ fn language_model(file: &GgufFile, report: &mut Report) -> Option<anyhow::Error>
     }
     let unknown: Vec<_> = report.types.iter().filter(|t| t.computable == Some(false)).collect();
     for t in &unknown {
-        report.runs.cannot.push(format!("{} tensors are stored as {}, which strata cannot compute with", t.tensors, t.name));
+        report
+            .runs
+            .cannot
+            .push(format!("{} tensors are stored as {}, which strata cannot compute with", t.tensors, t.name));
     }
     let has_vocabulary = report.text.as_ref().is_some_and(|t| t.tokens.is_some());
     if !has_vocabulary {
@@ -359,9 +362,8 @@ fn mtp_of_gguf(file: &GgufFile, c: &ModelConfig, rules: &HfConfig) -> MtpReport 
         (false, true) => MtpState::Complete,
         (false, false) => MtpState::Incomplete,
     };
-    let restore = (state != MtpState::Complete).then(|| {
-        format!("strata convert {} --mtp-from ORIGINAL_SAFETENSORS_FOLDER -o WITH_HEAD.gguf", file.name())
-    });
+    let restore = (state != MtpState::Complete)
+        .then(|| format!("strata convert {} --mtp-from ORIGINAL_SAFETENSORS_FOLDER -o WITH_HEAD.gguf", file.name()));
     MtpReport {
         state,
         layers: if there.is_empty() { 0 } else { layers },
@@ -436,7 +438,8 @@ fn template_knows(template: &str) -> Vec<&'static str> {
 pub fn of_checkpoint(path: &str, checkpoint: &Checkpoint) -> anyhow::Result<Inspected> {
     let weights: u64 = checkpoint.tensors().map(|t| t.elements() as u64).sum();
     let bytes: u64 = checkpoint.tensors().map(|t| t.bytes() as u64).sum();
-    let types = type_shares(checkpoint.tensors().map(|t| (t.dtype.name(), None, t.elements() as u64, t.bytes() as u64)));
+    let types =
+        type_shares(checkpoint.tensors().map(|t| (t.dtype.name(), None, t.elements() as u64, t.bytes() as u64)));
     let config = checkpoint.config();
     let first = |key: &str| config.and_then(|c| c.get(key)).and_then(|v| v.get(0).or(Some(v))).and_then(|v| v.as_str());
     let mut report = Report {
@@ -614,4 +617,3 @@ fn file_type_name(id: u32) -> String {
     ];
     known.iter().find(|(n, _)| *n == id).map_or_else(|| format!("type {id}"), |(_, name)| name.to_string())
 }
-

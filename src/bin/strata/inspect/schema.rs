@@ -81,7 +81,13 @@ pub fn trunk(config: &HfConfig) -> Vec<Expected> {
     }
     for (i, mixer) in config.layers.iter().enumerate() {
         for rule in names::layer(config, *mixer) {
-            all.push(expected(&rule, format!("blk.{i}."), &names::TRUNK_PREFIXES, &format!("layers.{i}."), Part::Trunk));
+            all.push(expected(
+                &rule,
+                format!("blk.{i}."),
+                &names::TRUNK_PREFIXES,
+                &format!("layers.{i}."),
+                Part::Trunk,
+            ));
         }
     }
     all
