@@ -25,7 +25,7 @@ pub struct Figures {
 }
 
 /// `value` with six significant digits.
-fn rounded(value: f64) -> f64 {
+pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.*e}", DIGITS - 1).parse().unwrap_or(value)
 }
 

@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::chunks::read;
+use super::figures::rounded;
 use super::{CompareError, Figures, LogProbs};
 use crate::model::{Model, SlotState, StepOutput};
 
@@ -32,8 +33,20 @@ pub struct ReferenceCase {
     pub prompt: Vec<u32>,
     /// The token after the prompt and each one before it, chosen by the reference or given by a text.
     pub tokens: Vec<u32>,
+    /// What the prompt was made of, so that the tested side can encode it for itself; `None` for prompts given as tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<PromptSource>,
     /// Per token of `tokens`: the candidates at that place, best first, with their log-probabilities.
     pub top: Vec<Vec<(u32, f64)>>,
+}
+
+/// A prompt before it is encoded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PromptSource {
+    /// What the user says, or the whole text.
+    pub text: String,
+    /// Without the chat template.
+    pub raw: bool,
 }
 
 /// A candidate for the next token.
@@ -85,12 +98,17 @@ pub struct CaseReport {
     /// Set where the prompts differ; nothing else is compared then.
     pub prompt: Option<PromptDifference>,
     /// Largest difference of log-probability over the reference's candidates, in nats.
+    #[serde(serialize_with = "as_figure")]
     pub largest_difference: f64,
     /// Sum of those differences, for the mean.
     #[serde(skip)]
     difference_sum: f64,
     #[serde(skip)]
     candidates: usize,
+}
+
+fn as_figure<S: serde::Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(rounded(*value))
 }
 
 /// What all cases showed.
@@ -271,11 +289,11 @@ impl CaseReport {
         let listed = reference.iter().find(|&&(id, _)| id == top);
         let reference_gap = best_log_prob - listed.unwrap_or(&reference[reference.len() - 1]).1;
         let tested_gap = tested.log_prob(top) - tested.log_prob(best);
-        let candidate = |&(id, log_prob): &(u32, f64)| Candidate { id, log_prob };
+        let candidate = |&(id, log_prob): &(u32, f64)| Candidate { id, log_prob: rounded(log_prob) };
         self.differences.push(Difference {
             step,
-            reference_gap,
-            tested_gap,
+            reference_gap: rounded(reference_gap),
+            tested_gap: rounded(tested_gap),
             near_tie: listed.is_some() && reference_gap <= near_tie && tested_gap <= near_tie,
             reference: reference.iter().take(4).map(candidate).collect(),
             tested: tested.best(4).iter().map(candidate).collect(),

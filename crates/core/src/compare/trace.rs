@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::figures::rounded;
 use super::{CompareError, LogProbs, TensorDifference, compare_tensors};
 use crate::gguf::GgufFile;
 use crate::model::{LayerKind, Model, Row, RowInput, StepOutput, Window};
@@ -126,5 +127,5 @@ fn stage(name: String, tensors: String, reference: &[f32], tested: &[f32], width
         largest = largest.max(by.abs());
     }
     let relative = (difference / f64::max(size, f64::MIN_POSITIVE)).sqrt();
-    LayerDifference { name, tensors, relative, largest, first_row }
+    LayerDifference { name, tensors, relative: rounded(relative), largest: rounded(largest), first_row }
 }
