@@ -6,7 +6,7 @@
 //! for `scale * q + lowest`. Nothing more than 16 below the best logit is kept apart from the lowest value.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use super::{ChunkedText, CompareError, LogProbs};
@@ -90,19 +90,6 @@ impl BaseReader {
         self.vocab
     }
 
-    /// Goes back to the first position.
-    ///
-    /// # Errors
-    /// [`CompareError::Io`]
-    pub fn rewind(&mut self) -> Result<(), CompareError> {
-        let start = 20 + 4 * self.text.tokens.len() as u64;
-        self.rows_read = 0;
-        self.file
-            .seek(std::io::SeekFrom::Start(start))
-            .map(drop)
-            .map_err(|source| CompareError::Io { file: self.name.clone(), source })
-    }
-
     pub(super) fn next(&mut self, out: &mut LogProbs) -> Result<(), CompareError> {
         self.file.read_exact(&mut self.row).map_err(|source| CompareError::Io { file: self.name.clone(), source })?;
         let float =
@@ -141,7 +128,12 @@ impl BaseWriter {
     pub fn create(path: &Path, text: &ChunkedText, vocab: usize) -> Result<Self, CompareError> {
         let io = |source| CompareError::Io { file: path.display().to_string(), source };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = tempfile::Builder::new().prefix(".strata-logits").tempfile_in(folder).map_err(io)?;
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".strata-logits");
+        // As any file a program writes; temporary ones are private by default.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let file = builder.tempfile_in(folder).map_err(io)?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
         let mut header = MAGIC.to_vec();
         for number in [text.n_ctx, vocab, text.chunks()] {

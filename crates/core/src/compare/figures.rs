@@ -26,7 +26,8 @@ pub struct Figures {
 
 /// `value` with six significant digits.
 pub(super) fn rounded(value: f64) -> f64 {
-    format!("{value:.*e}", DIGITS - 1).parse().unwrap_or(value)
+    // Adding zero makes a negative zero positive.
+    format!("{value:.*e}", DIGITS - 1).parse().unwrap_or(value) + 0.0
 }
 
 /// A rounded value as it is written everywhere.
