@@ -4,6 +4,9 @@ mod bench;
 mod cli;
 mod convert;
 mod inspect;
+mod kl_compare;
+mod parity;
+mod perplexity;
 mod run;
 mod serve;
 mod vision;
@@ -36,6 +39,12 @@ enum Command {
     Bench(Box<bench::Args>),
     /// Encode a picture and show what the model sees
     Vision(Box<vision::Args>),
+    /// Compare two runs token by token: two files, two settings, or a saved reference
+    Parity(Box<parity::Args>),
+    /// KL divergence of a model from a reference over a text
+    KlCompare(Box<kl_compare::Args>),
+    /// Perplexity of a text
+    Perplexity(Box<perplexity::Args>),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +55,9 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(*args),
         Command::Serve(args) => serve::run(*args),
         Command::Vision(args) => vision::run(*args),
+        Command::Parity(args) => parity::run(*args),
+        Command::KlCompare(args) => kl_compare::run(*args),
+        Command::Perplexity(args) => perplexity::run(*args),
     };
     result.unwrap_or_else(|error| cli::failure::report(&error))
 }

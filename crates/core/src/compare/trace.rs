@@ -86,7 +86,8 @@ pub fn trace(
             .collect()
     };
     stages.push(stage("logits".into(), "output".into(), &probabilities(&left), &probabilities(&right), a.vocab));
-    let first = stages.iter().position(|stage| stage.first_row.is_some() && stage.relative > tolerance);
+    let beyond = |stage: &LayerDifference| stage.relative > tolerance || stage.relative.is_nan();
+    let first = stages.iter().position(|stage| stage.first_row.is_some() && beyond(stage));
     let tensors = match (first, files) {
         (Some(first), Some((reference, tested))) => compare_tensors(reference, tested, &stages[first].tensors)?,
         _ => Vec::new(),
