@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use strata_core::convert::{ConvertOptions, Progress, Recipe, convert_text_model};
 use strata_core::gguf::{self, GgufFile, GgufWriter, Metadata, TensorDecl, WriterOptions};
 
 fn golden(name: &str) -> PathBuf {
@@ -74,20 +75,43 @@ fn a_model_equals_itself() {
     assert_eq!((code, &report["figures"]["largest_difference"], &report["trace"]["first"]), (0, &0.into(), &Value::Null));
 }
 
-/// Numbers of llama-perplexity b11434 on the same file and text, made with
-/// `llama-perplexity -m tests/golden/tiny.gguf -f tests/golden/compare/text.txt -c 128`.
+/// What llama-perplexity measures on the same files and text (`scripts/make_compare_goldens.py`).
 #[test]
-fn perplexity_is_llama_cpps() {
-    const LLAMA_CPP: f64 = 196.6749;
+fn perplexity_and_divergence_are_llama_cpps() {
+    /// The bound for the mean KL divergence of a quantized file.
+    const KL_TOLERANCE: f64 = 0.05;
     /// Both sides quantize activations and round in another order.
-    const ROUNDING: f64 = 0.01;
-    let corpus = golden("compare/text.txt");
-    let (report, code) = json(&["perplexity", "-m", text(&golden("tiny.gguf")), "-f", text(&corpus), "-c", "128", "--json"]);
-    assert_eq!(code, 0);
-    let perplexity = report["figures"]["perplexity"].as_f64().unwrap();
-    assert!((perplexity / LLAMA_CPP - 1.0).abs() < ROUNDING, "{perplexity}");
-    let (other, _) = json(&["kl-compare", "--perplexity-only", "-m", text(&golden("tiny.gguf")), "-f", text(&corpus), "-c", "128", "--json"]);
-    assert_eq!(other["figures"], report["figures"]);
+    const PERPLEXITY_TOLERANCE: f64 = 0.01;
+    let folder = tempfile::tempdir().unwrap();
+    let convert = |name: &str| {
+        let path = folder.path().join(format!("{name}.gguf"));
+        let options = ConvertOptions::new(Recipe::from_name(name).unwrap());
+        convert_text_model(&golden("tiny-hf"), &path, &options, Progress::SILENT).unwrap();
+        path
+    };
+    let expected: Value = serde_json::from_slice(&std::fs::read(golden("compare/llama_perplexity.json")).unwrap()).unwrap();
+    let (reference, corpus) = (convert("F32"), golden("compare/text.txt"));
+    for (name, model) in [("Q8_0", convert("Q8_0")), ("Q4_K_M", convert("Q4_K_M"))] {
+        let args = ["kl-compare", "-m", text(&model), "--against", text(&reference), "-f", text(&corpus), "-c", "128", "--json"];
+        let (report, code) = json(&args);
+        assert_eq!(code, 0);
+        for (figure, tolerance) in [("kl_mean", KL_TOLERANCE), ("perplexity", PERPLEXITY_TOLERANCE)] {
+            let (found, expected) = (report["figures"][figure].as_f64().unwrap(), expected[name][figure].as_f64().unwrap());
+            assert!((found / expected - 1.0).abs() < tolerance, "{name} {figure}: {found}, llama.cpp {expected}");
+        }
+        let exact = report["figures"]["reference_perplexity"].as_f64().unwrap();
+        assert!((exact / expected["F32"]["perplexity"].as_f64().unwrap() - 1.0).abs() < 1e-4, "{exact}");
+    }
+}
+
+#[test]
+fn perplexity_only_is_the_perplexity() {
+    let (model, corpus) = (golden("tiny.gguf"), golden("compare/text.txt"));
+    let size = ["-m", text(&model), "-f", text(&corpus), "-c", "48", "--chunks", "2", "--json"];
+    let (alone, code) = json(&[&["perplexity"], &size[..]].concat());
+    let (other, _) = json(&[&["kl-compare", "--perplexity-only"], &size[..]].concat());
+    assert_eq!((code, &other["figures"]), (0, &alone["figures"]));
+    assert_eq!(alone["figures"]["positions"], 46);
 }
 
 /// Written by `llama-perplexity -c 16 -b 16 --chunks 1 --kl-divergence-base` on the F32 conversion of the bundled checkpoint.

@@ -10,7 +10,7 @@ use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTr
 use llguidance::{Matcher, ParserFactory, panic_utils};
 use serde_json::{Value as Json, json};
 
-use super::{TextError, TokenKind, Tokenizer};
+use super::{TextError, TokenKind, Tokenizer, gbnf};
 
 /// Longest token the trie of `llguidance` takes; longer ones are never allowed under a grammar.
 const LONGEST_TOKEN: usize = 1000;
@@ -83,6 +83,8 @@ pub enum GrammarSpec {
     Regex(String),
     /// A Lark grammar in the dialect of `llguidance`.
     Lark(String),
+    /// A grammar in llama.cpp's notation.
+    Gbnf(String),
     /// One of these texts.
     Choice(Vec<String>),
     /// One or, if `parallel`, several calls of `tools` (as the API takes them) in the XML form of the Qwen family.
@@ -100,6 +102,7 @@ impl GrammarSpec {
             Self::JsonObject | Self::JsonSchema(_) => "JSON schema",
             Self::Regex(_) => "regex",
             Self::Lark(_) => "Lark grammar",
+            Self::Gbnf(_) => "GBNF grammar",
             Self::Choice(_) => "choice",
             Self::ToolCalls { .. } => "tools",
         }
@@ -156,6 +159,10 @@ impl Grammar {
             GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(schema.clone()),
             GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
             GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
+            GrammarSpec::Gbnf(gbnf) if gbnf.len() > MAX_SOURCE => {
+                return Err(failed(format!("{} bytes long, at most {MAX_SOURCE} are read", gbnf.len())));
+            }
+            GrammarSpec::Gbnf(gbnf) => GrammarWithLexer::from_lark(gbnf::to_lark(gbnf).map_err(failed)?),
             GrammarSpec::Choice(options) => GrammarWithLexer::from_lark(choice(options).map_err(failed)?),
             GrammarSpec::ToolCalls { tools, parallel } => {
                 GrammarWithLexer::from_lark(tool_calls(env, tools, *parallel).map_err(failed)?)
@@ -390,6 +397,52 @@ mod tests {
             (&choice, "maybe", false),
         ] {
             assert_eq!(accepts(spec, text), expected, "{spec:?} {text}");
+        }
+    }
+
+    #[test]
+    fn gbnf_grammars_mean_what_they_mean_in_llama_cpp() {
+        let list = "root ::= item (\", \" item)* # a list\nitem ::= [a-c\\-]{2,3} | \"\\u00e9\\n\" |\n  nothing \"x\"?\nnothing ::= \"(\" root? \")\" | [^a-z(), é]\n";
+        let prefix = r#"root ::= "a" "bc" | "ab" "d" | . "z""#;
+        let json = r#"
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [1-9] [0-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"#;
+        for (gbnf, text, expected) in [
+            (list, "ab, c-a, (), (é\n)x, 7", true),
+            (list, "ab,c", false),
+            (list, "abca", false),
+            (prefix, "abc", true),
+            (prefix, "abd", true),
+            (prefix, "abcd", false),
+            (prefix, "🙂z", true),
+            (json, "{\"a\": [1, -2.5e3, {\"é\": null}], \"b\": \"x\\n\"}", true),
+            (json, "{\"a\": tru}", false),
+        ] {
+            assert_eq!(accepts(&GrammarSpec::Gbnf(gbnf.into()), text), expected, "{gbnf} {text}");
+        }
+        for (gbnf, problem) in [
+            ("root = x", "line 1: expected ::="),
+            ("root ::= a\nb ::= \"x\"", "rule a is not defined"),
+            ("a ::= \"x\"", "no rule named root"),
+            ("root ::= \"x\"\nroot ::= \"y\"", "line 2: rule root is defined twice"),
+            ("root ::= (\"x\"", "line 1: expected )"),
+            ("root ::= \"x", "not closed"),
+            ("root ::= []", "empty character class"),
+            ("root ::= [b-a]", "is empty"),
+            ("root ::= \"\\q\"", "unknown escape"),
+            ("root ::= \"x\"{3,1}", "expected {m}"),
+            (&format!("root ::= {}", "(".repeat(1000)), "nest too deep"),
+        ] {
+            match Grammar::new(&GRAMMAR, &GrammarSpec::Gbnf(gbnf.into()), false) {
+                Err(TextError::Grammar { problem: found, .. }) => assert!(found.contains(problem), "{found}"),
+                other => panic!("{gbnf}: {other:?}"),
+            }
         }
     }
 

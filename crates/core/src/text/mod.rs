@@ -5,6 +5,7 @@ pub mod chat;
 pub mod detokenizer;
 #[cfg(test)]
 mod fixtures;
+mod gbnf;
 pub mod grammar;
 pub mod output;
 mod split;
