@@ -41,7 +41,7 @@ pub const GENERATION_FIELDS: &[Field] = &[
     field("stop", Kind::TextOrTexts(MAX_STOPS), "Strings that end the answer"),
     field("stop_token_ids", Kind::List(MAX_STOPS), "Token ids that end the answer"),
     field("ignore_eos", Kind::Flag, "Go on past the end-of-answer token"),
-    field("grammar", Kind::Text, "A grammar the answer must follow, in llguidance's Lark dialect"),
+    field("grammar", Kind::Text, "A grammar the answer must follow: GBNF, or Lark in the dialect of llguidance"),
     field("json_schema", Kind::Any, "A JSON schema the answer must follow"),
     field("response_format", Kind::Object, "{\"type\": \"text\" | \"json_object\" | \"json_schema\"}"),
     field("cache_prompt", Kind::Flag, "Go on from held state of an earlier request (default true)"),
@@ -55,7 +55,7 @@ pub enum Constraint {
     JsonObject,
     /// JSON valid under a schema.
     JsonSchema(Value),
-    /// A Lark grammar.
+    /// A GBNF or Lark grammar.
     Grammar(String),
 }
 
@@ -65,6 +65,7 @@ impl Constraint {
         match self {
             Constraint::JsonObject => GrammarSpec::JsonObject,
             Constraint::JsonSchema(schema) => GrammarSpec::JsonSchema(schema.clone()),
+            Constraint::Grammar(text) if text.contains("::=") => GrammarSpec::Gbnf(text.clone()),
             Constraint::Grammar(text) => GrammarSpec::Lark(text.clone()),
         }
     }

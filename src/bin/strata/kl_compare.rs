@@ -68,7 +68,9 @@ impl Side {
             Self::File(reader) => {
                 let saved = reader.text();
                 if saved.n_ctx != text.n_ctx || !saved.tokens.starts_with(&text.tokens) {
-                    return Err(BadInput::new(format!("{}: saved for another text or other chunks", path.display())).into());
+                    return Err(
+                        BadInput::new(format!("{}: saved for another text or other chunks", path.display())).into()
+                    );
                 }
                 Ok(Source::File(Box::new(BaseReader::open(path)?)))
             }
@@ -138,12 +140,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
     let reference = args.against.as_deref().map(|path| path.display().to_string());
     let headline = match &reference {
-        Some(reference) => format!(
-            "{} against {reference}: {} chunks of {} tokens",
-            loaded.file.name(),
-            text.chunks(),
-            text.n_ctx
-        ),
+        Some(reference) => {
+            format!("{} against {reference}: {} chunks of {} tokens", loaded.file.name(), text.chunks(), text.n_ctx)
+        }
         None => format!("{}: {} chunks of {} tokens", loaded.file.name(), text.chunks(), text.n_ctx),
     };
     if let Some(path) = &args.plot {

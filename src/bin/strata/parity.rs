@@ -9,7 +9,8 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use strata_core::compare::{
-    Candidate, CaseReport, Difference, ParityReport, PromptSource, Reference, ReferenceCase, TraceReport, compare, record, trace,
+    Candidate, CaseReport, Difference, ParityReport, PromptSource, Reference, ReferenceCase, TraceReport, compare,
+    record, trace,
 };
 use strata_core::text::{PromptPiece, Specials, TemplateInput, Tokenizer, encode_chat};
 
@@ -87,7 +88,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let reference = match (&against, &args.reference) {
         (Some(loaded), _) => record_all(&args, loaded)?,
         (None, Some(path)) => {
-            let text = std::fs::read_to_string(path).map_err(|error| BadInput::new(format!("{}: {error}", path.display())))?;
+            let text =
+                std::fs::read_to_string(path).map_err(|error| BadInput::new(format!("{}: {error}", path.display())))?;
             serde_json::from_str(&text)
                 .map_err(|error| BadInput::new(format!("{}: not a saved reference: {error}", path.display())))?
         }
@@ -231,7 +233,10 @@ fn print_case(case: &CaseReport, recorded: &ReferenceCase, tokenizer: &Tokenizer
     for difference in case.differences.iter().take(SHOWN) {
         let Difference { step, reference_gap, tested_gap, near_tie, .. } = difference;
         let kind = if *near_tie { "near tie" } else { "mismatch" };
-        println!("\n{:?}: {kind} at token {step}: gap {reference_gap} nats in the reference, {tested_gap} here", case.name);
+        println!(
+            "\n{:?}: {kind} at token {step}: gap {reference_gap} nats in the reference, {tested_gap} here",
+            case.name
+        );
         let from = step.saturating_sub(8);
         println!("  after     {:?}", tokenizer.decode(&recorded.tokens[from..*step]));
         for (side, candidates) in [("reference", &difference.reference), ("here", &difference.tested)] {

@@ -30,7 +30,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let vocab = loaded.model.config().vocab;
     let mut writer = args.save.as_deref().map(|path| BaseWriter::create(path, &text, vocab)).transpose()?;
     let bar = progress::count(text.chunks() as u64, "chunks");
-    let result = measure(&text, &mut source, None, None, writer.as_mut(), &mut |done, _| bar.set_position(done as u64))?;
+    let result =
+        measure(&text, &mut source, None, None, writer.as_mut(), &mut |done, _| bar.set_position(done as u64))?;
     bar.finish_and_clear();
     if let Some(writer) = writer {
         writer.finish()?;

@@ -18,7 +18,8 @@ pub use chunks::{ChunkedText, LogProbs, Source};
 pub use divergence::{Divergence, Perplexity, kl_divergence, measure};
 pub use figures::{Figure, Figures};
 pub use parity::{
-    Candidate, CaseReport, Difference, ParityReport, PromptDifference, PromptSource, Reference, ReferenceCase, compare, record, score,
+    Candidate, CaseReport, Difference, ParityReport, PromptDifference, PromptSource, Reference, ReferenceCase, compare,
+    record, score,
 };
 pub use plot::kl_plot;
 pub use tensors::{TensorDifference, TensorFinding, compare_tensors};

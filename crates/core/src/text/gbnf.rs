@@ -66,7 +66,8 @@ impl<'s> Parser<'s> {
 
     fn blanks(&mut self, newlines: bool) {
         loop {
-            self.rest = self.rest.trim_start_matches(|c| c == ' ' || c == '\t' || (newlines && (c == '\n' || c == '\r')));
+            self.rest =
+                self.rest.trim_start_matches(|c| c == ' ' || c == '\t' || (newlines && (c == '\n' || c == '\r')));
             if !self.rest.starts_with('#') {
                 return;
             }
@@ -75,10 +76,8 @@ impl<'s> Parser<'s> {
     }
 
     fn name(&mut self) -> Option<&'s str> {
-        let end = self
-            .rest
-            .find(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_')
-            .unwrap_or(self.rest.len());
+        let end =
+            self.rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_').unwrap_or(self.rest.len());
         let (name, rest) = self.rest.split_at(end);
         self.rest = rest;
         (!name.is_empty()).then_some(name)
@@ -159,7 +158,8 @@ impl<'s> Parser<'s> {
             Some((low, "")) => number(low).map(|low| (low, None)),
             Some((low, high)) => number(low).zip(number(high)).map(|(low, high)| (low, Some(high))),
         };
-        let problem = || self.error(&format!("expected {{m}}, {{m,}} or {{m,n}} up to {MAX_REPEAT}, found {{{inner}}}"));
+        let problem =
+            || self.error(&format!("expected {{m}}, {{m,}} or {{m,n}} up to {MAX_REPEAT}, found {{{inner}}}"));
         let (low, high) = counts.filter(|&(low, high)| high.is_none_or(|high| high >= low)).ok_or_else(problem)?;
         self.rest = rest;
         Ok(Some(match high {

@@ -27,21 +27,24 @@ impl TextArgs {
     /// The file's text in chunks of tokens, as llama-perplexity makes them: one line end at the end is dropped, special
     /// tokens are text, and the text starts with BOS for models that want it.
     pub fn chunked(&self, tokenizer: &Tokenizer) -> Result<ChunkedText> {
-        let path = self.file.as_deref().ok_or_else(|| BadInput::new("no text given").hint("name a text file with -f FILE"))?;
+        let path =
+            self.file.as_deref().ok_or_else(|| BadInput::new("no text given").hint("name a text file with -f FILE"))?;
         let text = read_text(path)?;
         let mut tokens = Vec::new();
         tokens.extend(bos(tokenizer));
         tokens.extend(tokenizer.encode(&text, Specials::AsText)?);
         let chunks = self.chunks.map(|n| n as usize);
-        ChunkedText::new(tokens, self.ctx_size as usize, chunks).map_err(|error| BadInput::new(error.to_string()).into())
+        ChunkedText::new(tokens, self.ctx_size as usize, chunks)
+            .map_err(|error| BadInput::new(error.to_string()).into())
     }
 }
 
 /// A text file without the line end at its end.
 pub fn read_text(path: &Path) -> Result<String> {
     let bytes = std::fs::read(path).map_err(|error| BadInput::new(format!("{}: {error}", path.display())))?;
-    let mut text = String::from_utf8(bytes)
-        .map_err(|error| BadInput::new(format!("{}: not UTF-8 at byte {}", path.display(), error.utf8_error().valid_up_to())))?;
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        BadInput::new(format!("{}: not UTF-8 at byte {}", path.display(), error.utf8_error().valid_up_to()))
+    })?;
     if text.ends_with('\n') {
         text.pop();
     }

@@ -67,7 +67,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             || cause.is::<vision::VisionError>()
             || cause.is::<engine::SubmitError>()
             || cause.is::<engine::EngineError>()
-            || cause.downcast_ref::<compare::CompareError>().is_some_and(|error| !matches!(error, compare::CompareError::Io { .. }))
+            || cause
+                .downcast_ref::<compare::CompareError>()
+                .is_some_and(|error| !matches!(error, compare::CompareError::Io { .. }))
             || cause.is::<placement::PlanError>()
     });
     if bad_input { BAD_INPUT } else { FAILURE }
