@@ -296,7 +296,6 @@ impl<T: Target> Core<T> {
     pub(crate) fn end(&mut self, index: usize, result: Result<FinishReason, String>) {
         let slot = &mut self.slots[index];
         let Some(mut job) = slot.job.take() else { return };
-        self.totals.generated += job.stats.generated as u64;
         let forget = job.cache == CachePrompt::No;
         job.stats.draft_warning = self.draft_warning(&job);
         match result {

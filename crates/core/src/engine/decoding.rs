@@ -149,6 +149,7 @@ impl<T: Target> Core<T> {
         }
         add_phases(&mut self.totals.phases, phases);
         self.totals.windows += 1;
+        self.totals.generated += tokens as u64;
         self.totals.window_rows += at as u64;
         self.totals.decode_s += started.elapsed().as_secs_f64();
         self.after_window(shares);

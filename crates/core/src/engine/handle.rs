@@ -215,8 +215,9 @@ fn stop(shared: &EngineShared, grace: Duration) {
         inbox.status.stopping = true;
     }
     shared.nudge();
-    let thread = shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(thread) = thread {
+    // Held while joining, so that a second caller waits as well.
+    let mut thread = shared.thread.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(thread) = thread.take() {
         // A panic outside any request's handling has already ended every stream with an error.
         let _ = thread.join();
     }

@@ -108,7 +108,9 @@ impl<T: Target> Core<T> {
         self.out.logits.clear();
         self.out.logits.extend_from_slice(&logits);
         job.last_window = Some(Instant::now());
-        if let Some(reason) = job.advance(&mut self.out.logits)? {
+        let finish = job.advance(&mut self.out.logits)?;
+        self.totals.generated += job.generated.len() as u64;
+        if let Some(reason) = finish {
             self.end(index, Ok(reason));
         }
         Ok(())
