@@ -212,7 +212,8 @@ fn a_rejection_at_any_place_leaves_no_trace() {
 #[test]
 fn a_perfect_head_fills_the_window_and_acceptance_is_counted_per_position() {
     let engine = start(Toy::default(), EngineOptions { mtp: MtpSetting::Depth(3), ..options(1) });
-    let base = Request { ignore_eos: true, max_tokens: Some(41), ..request(1, 30) };
+    // An end token must not come up: the head would propose it in vain.
+    let base = Request { max_tokens: Some(41), ..request(6, 30) };
     let (_, stats) = ask(&engine, base);
     // The first token comes with the prompt, then four per window.
     assert_eq!((stats.generated, stats.windows, stats.drafted, stats.accepted), (41, 10, 30, 30));

@@ -51,7 +51,11 @@ impl CostTable {
     pub(crate) fn expect(&self, rows: usize) -> Option<f64> {
         let rows = rows.min(self.entries.len());
         if let Some(below) = (1..=rows).rev().find(|&n| self.is_known(n)) {
-            return Some(self.entries[below - 1].0 * (1.0 + self.slope * (rows - below) as f64));
+            let known = self.entries[below - 1].0;
+            // The mean slope measured so far, else the assumed one.
+            let first = (1..below).find(|&n| self.is_known(n)).map(|n| (n, self.entries[n - 1].0));
+            let slope = first.map_or(self.slope * known, |(n, seconds)| ((known - seconds) / (below - n) as f64).max(0.0));
+            return Some(known + slope * (rows - below) as f64);
         }
         let above = (rows + 1..=self.entries.len()).find(|&n| self.is_known(n))?;
         Some(self.entries[above - 1].0 / (1.0 + self.slope * (above - rows) as f64))
@@ -80,6 +84,8 @@ mod tests {
         assert_eq!(costs.expect(2), Some(1.0));
         assert_eq!(costs.expect(3), Some(1.5));
         assert!(costs.expect(1).unwrap() < 0.7);
+        costs.observe(1, 0.9);
+        assert!((costs.expect(4).unwrap() - 1.2).abs() < 1e-9);
     }
 
     #[test]

@@ -45,9 +45,11 @@ const MARGIN: f64 = 1.01;
 const PLAIN_FIRST: u32 = 3;
 /// A plain window in between keeps the comparison honest.
 const PLAIN_AGAIN: u64 = 64;
-/// Expected acceptance before anything was seen: first position, and the share each further one keeps.
+/// Expected acceptance before anything was seen: at the first position, and at each further one the share it keeps of that before.
 const PRIOR: f64 = 0.7;
-const PRIOR_DECAY: f64 = 0.9;
+const PRIOR_DECAY: f64 = 0.95;
+/// Windows between two looks one draft deeper than the best depth, while the purse is at least half full.
+const LOOK_DEEPER: u64 = 24;
 /// Weight of the prior against all requests' observations, and of those against the request's own.
 const PRIOR_WEIGHT: f64 = 2.0;
 const GLOBAL_WEIGHT: f64 = 8.0;
@@ -69,6 +71,7 @@ pub(crate) struct DraftPolicy {
     seen: u64,
     last_plain: Vec<u64>,
     last_probe: u64,
+    last_deeper: u64,
 }
 
 impl DraftPolicy {
@@ -84,6 +87,7 @@ impl DraftPolicy {
             seen: 0,
             last_plain: vec![0; max_window + 1],
             last_probe: 0,
+            last_deeper: 0,
         }
     }
 
@@ -142,7 +146,15 @@ impl DraftPolicy {
         }
         let pays = best.0 > plain_rate * MARGIN;
         let probe = first.filter(|_| !pays && self.purse > PROBE && self.seen - self.last_probe > PLAIN_AGAIN / 2);
-        let chosen = if pays { best.1 } else { probe.unwrap_or_else(|| depths.to_vec()) };
+        let mut chosen = if pays { best.1 } else { probe.unwrap_or_else(|| depths.to_vec()) };
+        if pays && self.purse > 0.5 * FULL && self.seen - self.last_deeper > LOOK_DEEPER {
+            self.last_deeper = self.seen;
+            let drafted: usize = chosen.iter().sum();
+            let deepest = (0..slots).max_by_key(|&i| (chosen[i], slots - i)).filter(|&i| !offers[i].fixed && chosen[i] < offers[i].most);
+            if let Some(i) = deepest.filter(|_| slots + drafted < self.max_window) {
+                chosen[i] += 1;
+            }
+        }
         if chosen.as_slice() == depths {
             return;
         }
@@ -180,8 +192,8 @@ impl DraftPolicy {
 
     fn chance(&self, offer: &Offer<'_>, position: usize) -> f64 {
         let all = if offer.source == Source::Mtp { &self.mtp } else { &self.ngram };
-        let prior = PRIOR * PRIOR_DECAY.powi(position as i32);
-        offer.seen.expect(position, all.expect(position, prior, PRIOR_WEIGHT), GLOBAL_WEIGHT)
+        let expect = |position, prior| offer.seen.expect(position, all.expect(position, prior, PRIOR_WEIGHT), GLOBAL_WEIGHT);
+        (1..=position).fold(expect(0, PRIOR), |before, position| expect(position, before * PRIOR_DECAY))
     }
 
     /// Whether filling the MTP cache while a prompt is read is worth its time.
