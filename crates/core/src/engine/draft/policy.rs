@@ -37,6 +37,9 @@ const SHARE: f64 = 0.012;
 const CAPITAL: f64 = 1.5;
 /// Most the purse holds: past wins must not pay for a long losing streak.
 const FULL: f64 = 5.0;
+/// Drafts that pay by the estimate may overdraw the purse by one window per this many observations, up to a limit.
+const CREDIT_PER: f64 = 20.0;
+const MOST_CREDIT: f64 = 3.0;
 /// A probe against the estimate needs this much.
 const PROBE: f64 = 1.2;
 /// Drafts must promise this much more than none.
@@ -162,7 +165,9 @@ impl DraftPolicy {
         let debt = (self.draft_seconds(offers, &chosen, plain, 1.0)
             - self.draft_seconds(offers, &chosen, plain, f64::INFINITY))
             / plain;
-        if self.purse > debt {
+        // Where much was seen the estimate itself turns when drafts stop paying; bad luck alone must not stop them.
+        let credit = if pays { (self.mtp.trials(0).max(self.ngram.trials(0)) / CREDIT_PER).min(MOST_CREDIT) } else { 0.0 };
+        if self.purse + credit > debt {
             if !pays {
                 self.last_probe = self.seen;
             }
