@@ -137,11 +137,7 @@ fn circle_model() -> Arc<Model> {
     // The embedding's half is left out; the hidden row's half moves on by one and brings a new decoy, and a decoy that should not be
     // there leads astray.
     let moves = tokens().flat_map(|t| {
-        [
-            (next(t, 1), HIDDEN + t, 1.0),
-            (CIRCLE + next(t, 1), HIDDEN + t, 1.0),
-            (next(t, 7), HIDDEN + CIRCLE + t, 3.0),
-        ]
+        [(next(t, 1), HIDDEN + t, 1.0), (CIRCLE + next(t, 1), HIDDEN + t, 1.0), (next(t, 7), HIDDEN + CIRCLE + t, 3.0)]
     });
     builder.add(&name("eh_proj"), &[2 * HIDDEN, HIDDEN], sparse(HIDDEN, 2 * HIDDEN, moves));
 
@@ -164,14 +160,24 @@ fn every_draft_is_right_at_every_depth() {
     let prompt: Vec<u32> = (0..50).map(|row| row % CIRCLE as u32).collect();
     for depth in 1..=MAX_MTP_DEPTH {
         for (slots, prompt_chunk) in [(1, 512), (2, 7)] {
-            let options =
-                EngineOptions { slots, prompt_chunk, ctx: 512, mtp: MtpSetting::Depth(depth), ..EngineOptions::default() };
+            let options = EngineOptions {
+                slots,
+                prompt_chunk,
+                ctx: 512,
+                mtp: MtpSetting::Depth(depth),
+                ..EngineOptions::default()
+            };
             let engine = Engine::start(model.clone(), common::tokenizer(), options).unwrap();
-            let request = Request { prompt: Prompt::tokens(prompt.clone()), max_tokens: Some(100), ..Request::default() };
+            let request =
+                Request { prompt: Prompt::tokens(prompt.clone()), max_tokens: Some(100), ..Request::default() };
             // The second time the prompt is held.
             for _ in 0..2 {
                 let (answer, stats) = common::ask(&engine, &request);
-                assert!(answer.ids.iter().enumerate().all(|(i, &id)| id as usize == (50 + i) % CIRCLE), "{:?}", answer.ids);
+                assert!(
+                    answer.ids.iter().enumerate().all(|(i, &id)| id as usize == (50 + i) % CIRCLE),
+                    "{:?}",
+                    answer.ids
+                );
                 assert_eq!(stats.accepted, stats.drafted, "depth {depth}: {:?}", stats.accepted_per_position);
                 assert_eq!(stats.accepted_per_position.len(), depth);
                 assert_eq!(stats.windows, 99usize.div_ceil(depth + 1), "depth {depth}");

@@ -217,9 +217,13 @@ mod tests {
     fn a_full_buffer_is_reported_and_reading_wakes_the_engine_once() {
         let wakes = Arc::new(AtomicUsize::new(0));
         let counter = wakes.clone();
-        let (sender, mut stream) = channel(1, 2, Box::new(move || {
-            counter.fetch_add(1, Ordering::SeqCst);
-        }));
+        let (sender, mut stream) = channel(
+            1,
+            2,
+            Box::new(move || {
+                counter.fetch_add(1, Ordering::SeqCst);
+            }),
+        );
         sender.send(token(1));
         assert!(!sender.is_full());
         sender.send(token(2));

@@ -54,7 +54,8 @@ impl CostTable {
             let known = self.entries[below - 1].0;
             // The mean slope measured so far, else the assumed one.
             let first = (1..below).find(|&n| self.is_known(n)).map(|n| (n, self.entries[n - 1].0));
-            let slope = first.map_or(self.slope * known, |(n, seconds)| ((known - seconds) / (below - n) as f64).max(0.0));
+            let slope =
+                first.map_or(self.slope * known, |(n, seconds)| ((known - seconds) / (below - n) as f64).max(0.0));
             return Some(known + slope * (rows - below) as f64);
         }
         let above = (rows + 1..=self.entries.len()).find(|&n| self.is_known(n))?;

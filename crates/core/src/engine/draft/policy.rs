@@ -153,7 +153,9 @@ impl DraftPolicy {
         if pays && self.purse > 0.5 * FULL && self.seen - self.last_deeper > LOOK_DEEPER {
             self.last_deeper = self.seen;
             let drafted: usize = chosen.iter().sum();
-            let deepest = (0..slots).max_by_key(|&i| (chosen[i], slots - i)).filter(|&i| !offers[i].fixed && chosen[i] < offers[i].most);
+            let deepest = (0..slots)
+                .max_by_key(|&i| (chosen[i], slots - i))
+                .filter(|&i| !offers[i].fixed && chosen[i] < offers[i].most);
             if let Some(i) = deepest.filter(|_| slots + drafted < self.max_window) {
                 chosen[i] += 1;
             }
@@ -166,7 +168,8 @@ impl DraftPolicy {
             - self.draft_seconds(offers, &chosen, plain, f64::INFINITY))
             / plain;
         // Where much was seen the estimate itself turns when drafts stop paying; bad luck alone must not stop them.
-        let credit = if pays { (self.mtp.trials(0).max(self.ngram.trials(0)) / CREDIT_PER).min(MOST_CREDIT) } else { 0.0 };
+        let credit =
+            if pays { (self.mtp.trials(0).max(self.ngram.trials(0)) / CREDIT_PER).min(MOST_CREDIT) } else { 0.0 };
         if self.purse + credit > debt {
             if !pays {
                 self.last_probe = self.seen;
@@ -197,7 +200,8 @@ impl DraftPolicy {
 
     fn chance(&self, offer: &Offer<'_>, position: usize) -> f64 {
         let all = if offer.source == Source::Mtp { &self.mtp } else { &self.ngram };
-        let expect = |position, prior| offer.seen.expect(position, all.expect(position, prior, PRIOR_WEIGHT), GLOBAL_WEIGHT);
+        let expect =
+            |position, prior| offer.seen.expect(position, all.expect(position, prior, PRIOR_WEIGHT), GLOBAL_WEIGHT);
         (1..=position).fold(expect(0, PRIOR), |before, position| expect(position, before * PRIOR_DECAY))
     }
 
