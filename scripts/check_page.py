@@ -88,6 +88,8 @@ if stopped_early:
     prompt.send_keys(Keys.ESCAPE)
     idle()
     check("Escape stops the answer", "Stopped" in driver.find_elements(By.CSS_SELECTOR, "article.assistant")[1].text)
+one("#max_tokens").clear()
+one("#max_tokens").send_keys("60")
 one("#show-settings").click()
 one("#show-monitor").click()
 
