@@ -178,7 +178,7 @@ def responses():
 
 @check
 def anthropic_messages():
-    args = dict(model="x", max_tokens=40, messages=ASK, temperature=0, system="Be brief.")
+    args = dict(model="x", max_tokens=40, messages=ASK, extra_body={"temperature": 0}, system="Be brief.")
     whole = claude.messages.create(**args)
     assert whole.content[0].type == "text" and whole.stop_reason in ("end_turn", "max_tokens")
     with claude.messages.stream(**args) as stream:
@@ -192,7 +192,7 @@ def anthropic_messages():
 
 @check
 def anthropic_thinking():
-    whole = claude.messages.create(model="x", max_tokens=80, messages=ASK, temperature=1,
+    whole = claude.messages.create(model="x", max_tokens=80, messages=ASK,
                                    thinking={"type": "enabled", "budget_tokens": 1024})
     assert whole.content[0].type == "thinking"
     again = ASK + [{"role": "assistant", "content": [b.model_dump() for b in whole.content]},
@@ -203,7 +203,8 @@ def anthropic_thinking():
 @check
 def anthropic_tools():
     tool = {"name": "get_weather", "description": "Weather of a city", "input_schema": WEATHER}
-    args = dict(model="x", max_tokens=200, messages=ASK, temperature=0, tools=[tool], tool_choice={"type": "any"})
+    args = dict(model="x", max_tokens=200, messages=ASK, extra_body={"temperature": 0}, tools=[tool],
+                tool_choice={"type": "any"})
     whole = claude.messages.create(**args)
     call = [b for b in whole.content if b.type == "tool_use"][0]
     assert whole.stop_reason == "tool_use" and isinstance(call.input["city"], str)
@@ -217,7 +218,7 @@ def anthropic_tools():
 
 @check
 def anthropic_stop_sequence():
-    args = dict(model="x", max_tokens=40, messages=ASK, temperature=0)
+    args = dict(model="x", max_tokens=40, messages=ASK, extra_body={"temperature": 0})
     text = claude.messages.create(**args).content[0].text
     stop = text[len(text) // 2:len(text) // 2 + 3]
     cut = claude.messages.create(**args, stop_sequences=[stop])

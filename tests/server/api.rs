@@ -18,7 +18,7 @@ fn the_server_says_loading_then_ready_and_describes_itself() {
     assert_eq!(server.get("/health").json()["status"], "ok");
     assert_eq!(server.get("/v1/models").json()["data"][0]["id"], "tiny");
     let props = server.get("/props").json();
-    assert_eq!((&props["total_slots"], &props["n_ctx"]), (&json!(2), &json!(8192)));
+    assert_eq!((&props["total_slots"], &props["n_ctx"]), (&json!(2), &json!(4096)));
     let slots = server.get("/slots").json();
     assert_eq!(slots.as_array().unwrap().len(), 2);
     assert_eq!(slots[0]["is_processing"], false);

@@ -65,11 +65,11 @@ fn a_full_queue_is_refused_with_a_time_to_come_back_and_waiting_requests_can_lea
 
 #[test]
 fn a_reader_that_never_reads_does_not_hold_up_another() {
-    let server = Server::start(&["--parallel", "2", "--ctx-size", "8192", "-q"]);
+    let server = Server::start(&["--parallel", "2", "--ctx-size", "4096", "-q"]);
     let mut stuck = endless(1);
     stuck["logprobs"] = json!(true);
     stuck["top_logprobs"] = json!(20);
-    stuck["max_tokens"] = json!(8000);
+    stuck["max_tokens"] = json!(3800);
     let socket = server.open(CHAT, &stuck);
     server.wait_metric("vllm:num_requests_running", 1.0, SOON);
     for seed in 0..3 {
@@ -109,9 +109,9 @@ fn stopping_lets_running_requests_finish() {
 
 #[test]
 fn stopping_cuts_off_what_takes_too_long() {
-    let mut server = Server::start(&["--parallel", "1", "--grace", "1", "--ctx-size", "100000", "-q"]);
+    let mut server = Server::start(&["--parallel", "1", "--grace", "1", "--ctx-size", "4096", "--mtp", "0", "-q"]);
     let mut body = endless(1);
-    body["max_tokens"] = json!(90_000);
+    body["max_tokens"] = json!(4000);
     let mut socket = server.open(CHAT, &body);
     socket.read_exact(&mut [0; 300]).expect("a first event");
     server.signal("INT");

@@ -21,6 +21,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Slots where the command line says nothing and memory allows it.
 const DEFAULT_SLOTS: usize = 4;
+/// Context where the command line says nothing and the model was trained for as much.
+const DEFAULT_CONTEXT: usize = 8192;
 /// How much longer than the engine the connections may take to close.
 const CLOSING: Duration = Duration::from_secs(2);
 
@@ -88,9 +90,9 @@ struct SlotArgs {
     /// Requests served at the same time [default: 4, or as many as fit]
     #[arg(long, visible_aliases = ["np", "batch"], value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     parallel: Option<u32>,
-    /// Context of each request in tokens; 0 takes what the model was trained for
-    #[arg(short, long, value_name = "N", default_value_t = 8192)]
-    ctx_size: usize,
+    /// Context of each request in tokens; 0 takes what the model was trained for [default: 8192, or less if trained for less]
+    #[arg(short, long, value_name = "N")]
+    ctx_size: Option<usize>,
     /// Rows of a prompt chunk
     #[arg(long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 256, value_parser = positive)]
     prefill: usize,
@@ -233,7 +235,11 @@ impl Args {
         let slots = &self.slots;
         Ok(EngineOptions {
             slots: slots.parallel.map_or(DEFAULT_SLOTS, |n| n as usize),
-            ctx: if slots.ctx_size == 0 { trained_context } else { slots.ctx_size },
+            ctx: match slots.ctx_size {
+                None => DEFAULT_CONTEXT.min(trained_context),
+                Some(0) => trained_context,
+                Some(n) => n,
+            },
             prompt_chunk: slots.prefill,
             read_windows: slots.read_windows,
             mtp: self.drafts.mtp(),
@@ -257,8 +263,11 @@ impl Args {
         let mut options = self.engine_options(&loaded.file, config.context)?;
         let mut plan = MemoryPlan::new(&loaded.model, &options)?;
         // Only a count that nobody asked for is made smaller; one that was asked for is refused with the numbers.
-        while self.slots.parallel.is_none() && options.slots > 1 && plan.check().is_err() {
-            options.slots -= 1;
+        if self.slots.parallel.is_none()
+            && let Some(fits @ 1..) = plan.slots_that_fit()
+            && fits < options.slots
+        {
+            options.slots = fits;
             plan = MemoryPlan::new(&loaded.model, &options)?;
         }
         plan.check()?;
