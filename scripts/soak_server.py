@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mixed random load on a strata server: every answer must equal its solo answer, memory must stay flat.
 
-    strata serve --port 8080 --parallel 8 --ctx-size 4096 &
+    strata serve --port 8080 --parallel 8 --ctx-size 4096 --cache-ram 64 --quiet &
     python scripts/soak_server.py http://127.0.0.1:8080 --minutes 30 --clients 12
 
 A pool of requests (chats with and without thinking, completions, seeds, stop strings, penalties, JSON schemas, tools, long
@@ -50,7 +50,7 @@ def pick(reply):
     """What must be equal: the whole of the first choice."""
     choice = reply["choices"][0]
     if "text" in choice:
-        return choice["text"], "", "", choice["finish_reason"]
+        return choice["text"], "", "[]", choice["finish_reason"]
     message = choice["message"]
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
     return message["content"] or "", message.get("reasoning_content", ""), json.dumps(calls), choice["finish_reason"]

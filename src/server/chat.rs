@@ -24,8 +24,8 @@ use strata_core::text::output::Piece;
 /// Fields of chat requests beyond sampling and generation.
 const CHAT_FIELDS: &[Field] = &[
     field("model", Kind::Text, "Ignored: the server has one model"),
-    field("messages", Kind::List(MAX_MESSAGES), "The conversation"),
-    field("tools", Kind::List(MAX_TOOLS), "Functions the model may call"),
+    field("messages", Kind::ListOf(MAX_MESSAGES, "ChatMessage"), "The conversation"),
+    field("tools", Kind::ListOf(MAX_TOOLS, "ChatTool"), "Functions the model may call"),
     field("tool_choice", Kind::Any, "\"none\", \"auto\", \"required\", or a function by name"),
     field("parallel_tool_calls", Kind::Flag, "false reports one call at most"),
     field("n", Kind::Integer(1, MAX_CHOICES as i64), "Answers to generate"),

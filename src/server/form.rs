@@ -26,6 +26,8 @@ pub enum Kind {
     Object,
     /// An array whose contents the route checks itself; at most so many entries.
     List(usize),
+    /// The same, with the entries described by a schema of `/openapi.json`.
+    ListOf(usize, &'static str),
     /// Several types are possible; the route checks them itself.
     Any,
 }
@@ -116,6 +118,8 @@ impl Kind {
             ]}),
             Kind::Object => json!({"type": ["object", "null"]}),
             Kind::List(max) => json!({"type": ["array", "null"], "maxItems": max}),
+            Kind::ListOf(max, name) => json!({"type": ["array", "null"], "maxItems": max,
+                "items": {"$ref": format!("#/components/schemas/{name}")}}),
             Kind::Any => json!({"type": ANY}),
         }
     }
@@ -152,7 +156,7 @@ pub fn check(path: &str, kind: Kind, value: &Value) -> Result<(), ApiError> {
             _ => refuse("a string or an array of strings".into()),
         },
         Kind::Object if !value.is_object() => refuse("an object".into()),
-        Kind::List(max) => match value.as_array() {
+        Kind::List(max) | Kind::ListOf(max, _) => match value.as_array() {
             Some(entries) if entries.len() <= max => Ok(()),
             Some(entries) => refuse(format!("at most {max} entries ({} given)", entries.len())),
             None => refuse("an array".into()),

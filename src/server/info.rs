@@ -9,7 +9,7 @@ use super::prompt::{chat_prompt, text_error};
 use super::work;
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -45,15 +45,29 @@ pub async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError
 
 /// `GET /v1/models`
 pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"object": "list", "data": [model_json(&app)?]})))
+}
+
+/// `GET /v1/models/{name}`
+pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    match name == app.settings.model_name {
+        true => Ok(Json(model_json(&app)?)),
+        false => {
+            Err(ApiError::new(StatusCode::NOT_FOUND, "this server has another model").with_code("model_not_found"))
+        }
+    }
+}
+
+fn model_json(app: &App) -> Result<Value, ApiError> {
     let service = app.service()?;
-    Ok(Json(json!({"object": "list", "data": [{
+    Ok(json!({
         "id": app.settings.model_name,
         "object": "model",
         "created": app.started,
         "owned_by": "strata",
         "max_model_len": service.engine.ctx(),
         "meta": service.about,
-    }]})))
+    }))
 }
 
 /// `GET /props`

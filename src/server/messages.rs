@@ -24,9 +24,9 @@ use strata_core::engine::FinishReason;
 /// Fields that shape the prompt; all of `count_tokens`.
 const PROMPT_FIELDS: &[Field] = &[
     field("model", Kind::Text, "Ignored: the server has one model"),
-    field("messages", Kind::List(MAX_MESSAGES), "The conversation"),
+    field("messages", Kind::ListOf(MAX_MESSAGES, "Message"), "The conversation"),
     field("system", Kind::Any, "The system prompt: a string or text blocks"),
-    field("tools", Kind::List(MAX_TOOLS), "Functions the model may call"),
+    field("tools", Kind::ListOf(MAX_TOOLS, "MessageTool"), "Functions the model may call"),
     field("tool_choice", Kind::Object, "{\"type\": \"auto\" | \"any\" | \"tool\" | \"none\"}"),
     field(
         "thinking",

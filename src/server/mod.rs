@@ -51,6 +51,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/embeddings", post(info::embeddings))
         .route("/v1/models", get(info::models))
         .route("/models", get(info::models))
+        .route("/v1/models/{*name}", get(info::model))
         .route("/tokenize", post(info::tokenize))
         .route("/detokenize", post(info::detokenize))
         .route("/apply-template", post(info::apply_template))

@@ -37,6 +37,28 @@ fn responses_of(errors: &[(&str, &str)], content: &str) -> Value {
     Value::Object(all)
 }
 
+/// Entries of the lists that form tables refer to.
+fn entry_schemas(schemas: &mut Map<String, Value>) {
+    let part = json!({"type": "object", "required": ["type", "text"], "properties": {
+        "type": {"type": "string", "enum": ["text"]}, "text": {"type": "string"}}});
+    let content = json!({"anyOf": [{"type": "string"}, {"type": "array", "items": part}]});
+    let message = |roles: &[&str]| {
+        json!({"type": "object", "required": ["role", "content"], "properties": {
+            "role": {"type": "string", "enum": roles}, "content": content}})
+    };
+    let function = |schema: &str| {
+        json!({"type": "object", "required": ["name"], "properties": {
+            "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+            "description": {"type": "string"}, schema: {"type": "object"}}})
+    };
+    let tool = json!({"type": "object", "required": ["type", "function"], "properties": {
+        "type": {"type": "string", "enum": ["function"]}, "function": function("parameters")}});
+    schemas.insert("ChatMessage".into(), message(&["system", "developer", "user", "assistant"]));
+    schemas.insert("Message".into(), message(&["user", "assistant"]));
+    schemas.insert("ChatTool".into(), tool);
+    schemas.insert("MessageTool".into(), function("input_schema"));
+}
+
 /// The description.
 pub fn description() -> Value {
     let mut paths = Map::new();
@@ -47,6 +69,7 @@ pub fn description() -> Value {
         "error": {"type": "object", "required": ["message", "type"], "properties": {
             "message": {"type": "string"}, "type": {"type": "string"}}}}}),
     );
+    entry_schemas(&mut schemas);
     let key = ("401", "No valid API key");
     let loading = ("503", "Loading or stopping");
     for (path, about) in GETS {

@@ -4,5 +4,6 @@ mod api;
 mod batch;
 mod client;
 mod errors;
+mod pictures;
 mod tools;
 mod trouble;
