@@ -8,7 +8,7 @@ use std::sync::Barrier;
 const CHAT: &str = "/v1/chat/completions";
 
 /// Eight requests that differ in everything sampling knows.
-fn requests() -> Vec<Value> {
+pub fn requests() -> Vec<Value> {
     let schema = json!({"type": "object", "additionalProperties": false, "required": ["name", "age"], "properties": {
         "name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}}});
     let tools = json!([{"type": "function", "function": {"name": "look_up", "parameters": {
@@ -38,7 +38,8 @@ fn requests() -> Vec<Value> {
     .collect()
 }
 
-fn alone(server: &Server, body: &Value) -> Said {
+/// The answer on an idle server without drafts and without held state.
+pub fn alone(server: &Server, body: &Value) -> Said {
     let mut body = body.clone();
     body["cache_prompt"] = json!(false);
     body["speculative"] = json!(false);

@@ -5,5 +5,6 @@ mod batch;
 mod client;
 mod errors;
 mod pictures;
+mod soak;
 mod tools;
 mod trouble;
