@@ -50,11 +50,12 @@ pub fn stream_answer(
     let frames = stream::iter(opening)
         .chain(answer.map(Some).chain(ended).flat_map(move |event| stream::iter(render(event))))
         .map(|frame| {
-            let event = Event::default().data(frame.data);
-            Ok::<_, Infallible>(match frame.name {
-                Some(name) => event.event(name),
-                None => event,
-            })
+            // The name goes first: not every client waits for the blank line.
+            let event = match frame.name {
+                Some(name) => Event::default().event(name),
+                None => Event::default(),
+            };
+            Ok::<_, Infallible>(event.data(frame.data))
         });
     let mut response = Sse::new(frames).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
     // Proxies that buffer would hold the pieces back.

@@ -156,7 +156,7 @@ fn bad_arguments_end_the_command_with_code_2_and_a_reason() {
         (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
     };
     for (args, text) in [
-        (vec!["--temp", "-1"], "--temp"),
+        (vec!["--temp=-1"], "--temp"),
         (vec!["--parallel", "0"], "parallel"),
         (vec!["--host", "nowhere"], "host"),
         (vec!["--api-key-file", "/nonexistent"], "/nonexistent"),

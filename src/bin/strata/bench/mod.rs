@@ -8,6 +8,7 @@ mod journal;
 mod ours;
 mod peer;
 mod plan;
+mod serve_load;
 
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs};
@@ -18,6 +19,7 @@ use ours::Ours;
 use peer::{Against, Peer, Setup};
 use plan::{Mtp, Test, Text};
 use serde_json::json;
+use serve_load::ServeLoadArgs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use strata_kernels::cpu::{Pool, bandwidth};
@@ -66,6 +68,8 @@ pub struct Args {
     /// Print CSV
     #[arg(long)]
     csv: bool,
+    #[command(flatten)]
+    load: ServeLoadArgs,
 }
 
 /// A spread above this many percent means that something else moves the numbers.
@@ -73,6 +77,19 @@ const NOISY_PERCENT: f64 = 10.0;
 
 /// Runs `strata bench`.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(serve) = &args.load.serve {
+        let against = match &args.against {
+            None => None,
+            Some(Against::ServerAt(url)) => Some(url.as_str()),
+            Some(_) => {
+                return Err(BadInput::new("--serve is measured against a running server")
+                    .hint("--against llama-server=URL")
+                    .into());
+            }
+        };
+        serve_load::run(&args.load, serve, against, args.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let own_text = match &args.prompt_file {
         None => None,
         Some(path) => Some(

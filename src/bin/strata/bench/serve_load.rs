@@ -20,9 +20,6 @@ pub struct ServeLoadArgs {
     /// Put load on the server at URL instead of measuring the engine
     #[arg(long, value_name = "URL")]
     pub serve: Option<String>,
-    /// Measure this server too, in turns with the first
-    #[arg(long, value_name = "URL", requires = "serve")]
-    against: Option<String>,
     /// Clients at the same time
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_value = "1,2,4,8", requires = "serve")]
     clients: Vec<usize>,
@@ -129,7 +126,8 @@ impl ServeLoadArgs {
             request = request.header("authorization", format!("Bearer {key}"));
         }
         let sent = Instant::now();
-        let mut response = request.send(self.body(seed).to_string()).with_context(|| format!("no answer from {url}"))?;
+        let mut response =
+            request.send(self.body(seed).to_string()).with_context(|| format!("no answer from {url}"))?;
         if response.status() != 200 {
             let text = response.body_mut().read_to_string().unwrap_or_default();
             return Err(anyhow!("{url} answered {}: {text}", response.status()));
@@ -190,7 +188,8 @@ impl ServeLoadArgs {
                     })
                 })
                 .collect();
-            let joined = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a client failed"))));
+            let joined =
+                workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a client failed"))));
             joined.collect()
         });
         let seen: Vec<Seen> = seen.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -255,11 +254,10 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
     }
 }
 
-/// Runs the load and prints a table, or JSON.
-pub fn run(args: &ServeLoadArgs, json: bool) -> Result<()> {
+/// Puts load on `serve`, and on `against` in turns with it; prints a line per side, or JSON.
+pub fn run(args: &ServeLoadArgs, serve: &str, against: Option<&str>, json: bool) -> Result<()> {
     args.check()?;
-    let Some(serve) = &args.serve else { return Err(BadInput::new("--serve URL is needed").into()) };
-    let sides: Vec<&String> = std::iter::once(serve).chain(&args.against).collect();
+    let sides: Vec<&str> = std::iter::once(serve).chain(against).collect();
     let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE)).proxy(None);
     let agent: ureq::Agent = config.build().into();
     let mut rows = Vec::new();
@@ -291,10 +289,13 @@ pub fn run(args: &ServeLoadArgs, json: bool) -> Result<()> {
         }));
     }
     if json {
-        println!("{}", json!({
-            "prompt_tokens": args.prompt_tokens, "answer_tokens": args.answer_tokens, "rounds": args.rounds,
-            "requests": args.requests, "rate": args.rate, "rows": rows,
-        }));
+        println!(
+            "{}",
+            json!({
+                "prompt_tokens": args.prompt_tokens, "answer_tokens": args.answer_tokens, "rounds": args.rounds,
+                "requests": args.requests, "rate": args.rate, "rows": rows,
+            })
+        );
     }
     Ok(())
 }
@@ -307,7 +308,7 @@ fn ratio(summaries: &[Summary]) -> Option<f64> {
     }
 }
 
-fn print_row(clients: usize, sides: &[&String], summaries: &[Summary]) {
+fn print_row(clients: usize, sides: &[&str], summaries: &[Summary]) {
     for (url, s) in sides.iter().zip(summaries) {
         let (low, high) = (s.decode.first().copied().unwrap_or(0.0), s.decode.last().copied().unwrap_or(0.0));
         let mut line = format!(
