@@ -86,8 +86,9 @@ fn structured_answers_follow_their_schema_with_and_without_thinking_and_drafts()
         assert!(serde_json::from_str::<Value>(&answer.text).is_ok_and(|v| v.is_object()), "{answer:?}");
     }
     assert!(answer.text.trim_start().starts_with('{'));
-    let lark = json!({"prompt": "Yes or no?", "temperature": 1, "seed": 2, "max_tokens": 20,
-        "grammar": "start: \"yes\" | \"no\""});
-    let answer = server.ask("/v1/completions", &lark);
-    assert!(["yes", "no"].contains(&answer["choices"][0]["text"].as_str().unwrap()), "{answer}");
+    for grammar in ["start: \"yes\" | \"no\"", "root ::= \"yes\" | \"no\""] {
+        let body = json!({"prompt": "Yes or no?", "temperature": 1, "seed": 2, "max_tokens": 20, "grammar": grammar});
+        let answer = server.ask("/v1/completions", &body);
+        assert!(["yes", "no"].contains(&answer["choices"][0]["text"].as_str().unwrap()), "{answer}");
+    }
 }
