@@ -156,9 +156,15 @@ for path, body in pool:
     solo.append(pick(reply))
 print(f"{len(pool)} solo answers", file=sys.stderr)
 
+class Problems(list):
+    def append(self, text):
+        print(text[:2000], file=sys.stderr)
+        super().append(text)
+
+
 lock = threading.Lock()
 counts = {"answers": 0, "equal": 0, "left": 0, "bad": 0, "busy": 0}
-problems = []
+problems = Problems()
 deadline = time.monotonic() + args.minutes * 60
 
 
@@ -229,6 +235,4 @@ growth = max(settled[-3:]) - min(settled[:3]) if len(settled) > 6 else 0.0
 result = {**counts, "problems": len(problems), "memory_mib": [round(m) for m in memory[:: max(1, len(memory) // 20)]],
           "growth_after_first_quarter_mib": round(growth, 1)}
 print(json.dumps(result) if args.json else result)
-for problem in problems[:20]:
-    print(problem[:2000], file=sys.stderr)
 sys.exit(1 if problems or counts["equal"] != counts["answers"] else 0)

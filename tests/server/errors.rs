@@ -162,7 +162,7 @@ fn bad_arguments_end_the_command_with_code_2_and_a_reason() {
         (vec!["--api-key-file", "/nonexistent"], "/nonexistent"),
         (vec!["--image-dir", "/nonexistent"], "/nonexistent"),
         (vec!["-m", "/nonexistent.gguf"], "/nonexistent.gguf"),
-        (vec!["--port", "0", "--ctx-size", "100000000"], "4096"),
+        (vec!["--port", "0", "--ctx-size", "100000000"], "would fit"),
     ] {
         let (code, stderr) = run(&args);
         assert_eq!(code, Some(2), "{args:?}: {stderr}");

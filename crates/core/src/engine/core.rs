@@ -252,6 +252,10 @@ impl<T: Target> Core<T> {
         }
         let index = self.emptiest();
         self.keep(index);
+        if matches!(source, StartSource::Ram(_) | StartSource::Disk(_)) {
+            // Keeping the slot's old state moved what is stored, and may have pushed the choice out.
+            (rows, source) = self.store.find(prompt).unwrap_or((0, StartSource::Nothing));
+        }
         let arrived = match source {
             StartSource::Nothing => {
                 self.slots[index].reset();

@@ -323,6 +323,23 @@ fn evicted_conversations_come_back_from_memory() {
 }
 
 #[test]
+fn a_state_moved_by_keeping_another_is_still_the_right_one() {
+    // Memory for a few states only: keeping the slot's state drops and moves the ones before it.
+    for ram in [4_000, 10_000, 30_000, 1 << 20] {
+        let folder = tempfile::tempdir().unwrap();
+        for cache_dir in [None, Some(folder.path().to_path_buf())] {
+            let with = EngineOptions { cache_ram_bytes: ram, cache_dir, cache_dir_bytes: 20_000, ..options(1) };
+            let engine = start(Toy::default(), with);
+            for step in 0..60 {
+                let mut tokens = prompt((step * 7 % 9) as u32, 40 + step % 3 * 20);
+                tokens.extend(prompt(100 + step as u32 % 2, 5));
+                assert_eq!(reuse(&engine, &tokens, &[0, 20]).0, fresh_answer(&tokens), "step {step}, {ram} bytes");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_disk_cache_survives_a_restart_and_refuses_damage_and_other_models() {
     let folder = tempfile::tempdir().unwrap();
     let with = |model: u8| EngineOptions {
