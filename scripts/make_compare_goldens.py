@@ -17,7 +17,12 @@ perplexity, strata = sys.argv[1:]
 
 def llama(model, *args):
     command = [perplexity, "-m", str(model), "-f", str(TEXT), "-t", "1", *args]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+    # Its log thread sometimes loses the last lines on exit.
+    for _ in range(8):
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+        if "Same top p:" in text or "Final estimate" in text:
+            return text
+    sys.exit("no result in\n" + text[-2000:])
 
 
 def figure(pattern, text):
@@ -29,7 +34,7 @@ with tempfile.TemporaryDirectory() as folder:
     files = {"tiny.gguf": GOLDEN / "tiny.gguf"}
     for name in ("F32", "Q8_0", "Q4_K_M"):
         files[name] = folder / f"{name}.gguf"
-        subprocess.run([strata, "convert", str(GOLDEN / "tiny-hf"), str(files[name]), "--type", name], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([strata, "convert", str(GOLDEN / "tiny-hf"), "--output", str(files[name]), "--type", name], check=True, stdout=subprocess.DEVNULL)
     llama(files["F32"], "-c", "16", "-b", "16", "--chunks", "1", "--kl-divergence-base", str(GOLDEN / "compare/llama_base.bin"))
     base = folder / "base.bin"
     llama(files["F32"], "-c", "128", "--kl-divergence-base", str(base))
@@ -41,7 +46,7 @@ with tempfile.TemporaryDirectory() as folder:
             "kl_mean": figure("Mean    KLD", text),
             "kl_median": figure("Median  KLD", text),
             "kl_max": figure("Maximum KLD", text),
-            "same_top": figure("Same top p", text),
+            "same_top": figure("Same top p:", text),
         }
     (GOLDEN / "compare/llama_perplexity.json").write_text(json.dumps(out, indent=1) + "\n")
     print(json.dumps(out, indent=1))
