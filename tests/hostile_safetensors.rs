@@ -135,6 +135,9 @@ fn hostile_shards_are_refused() {
         }
         fails_well(&["inspect", path.to_str().unwrap()], dir.path(), "model.safetensors", field, what);
         fails_well(&["inspect", dir.path().to_str().unwrap()], dir.path(), "model.safetensors", field, what);
+        let (folder, out) = (dir.path().to_str().unwrap(), dir.path().join("out.gguf"));
+        let convert = ["convert", folder, "-o", out.to_str().unwrap(), "--type", "F32"];
+        fails_well(&convert, dir.path(), "model.safetensors", field, what);
     }
 }
 
@@ -175,6 +178,9 @@ fn hostile_indexes_are_refused() {
         // A tensor that the index does not list is reported for the shard that has it.
         let file = if what.contains("does not list") { "two.safetensors" } else { "index.json" };
         fails_well(&args, &folder, file, field, what);
+        let out = folder.join("out.gguf");
+        let convert = ["convert", folder.to_str().unwrap(), "-o", out.to_str().unwrap()];
+        fails_well(&convert, &folder, file, field, what);
     }
     std::fs::remove_file(&index).unwrap();
     std::fs::write(folder.join("config.json"), "[1]").unwrap();
@@ -193,6 +199,22 @@ fn a_shard_that_is_not_there_is_named() {
     assert!(out.status.success());
     let text = String::from_utf8(out.stdout).unwrap();
     assert!(text.contains("shard b.safetensors with 1 tensors is not there"), "{text}");
+}
+
+#[test]
+fn a_checkpoint_with_a_shard_missing_is_not_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tiny-hf");
+    for entry in std::fs::read_dir(whole).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_owned();
+        if name != "model-00002-of-00003.safetensors" {
+            std::os::unix::fs::symlink(&path, dir.path().join(name)).unwrap();
+        }
+    }
+    let out = dir.path().join("out.gguf");
+    let args = ["convert", dir.path().to_str().unwrap(), "-o", out.to_str().unwrap()];
+    fails_well(&args, dir.path(), dir.path().to_str().unwrap(), "model-00002-of-00003.safetensors", "a missing shard");
 }
 
 #[test]
