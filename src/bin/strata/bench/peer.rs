@@ -121,7 +121,7 @@ fn run_bench(path: &Path, setup: &Setup, test: &Test) -> Result<Sample> {
         command.arg("-d").arg(test.depth.to_string());
     }
     command.args(setup.arguments).stdin(Stdio::null()).stderr(Stdio::piped());
-    let out = command.output().with_context(|| BadInput::new(format!("cannot run {}", path.display())))?;
+    let out = command.output().map_err(|e| cannot_run(path, &e))?;
     if !out.status.success() {
         let said = String::from_utf8_lossy(&out.stderr);
         bail!("{} failed: {}", path.display(), said.lines().last().unwrap_or("it said nothing"));
@@ -132,6 +132,10 @@ fn run_bench(path: &Path, setup: &Setup, test: &Test) -> Result<Sample> {
         Some(rate) => Ok(Sample { rate, ..Sample::default() }),
         None => bail!("{}: there is no 'avg_ts' in its result", path.display()),
     }
+}
+
+fn cannot_run(path: &Path, cause: &std::io::Error) -> BadInput {
+    BadInput::new(format!("cannot run {}: {cause}", path.display()))
 }
 
 fn start_server<'a>(path: &Path, setup: &Setup, test: &Test) -> Result<Peer<'a>> {
@@ -148,7 +152,7 @@ fn start_server<'a>(path: &Path, setup: &Setup, test: &Test) -> Result<Peer<'a>>
         command.args(["--spec-type", "draft-mtp", "--spec-draft-n-max"]).arg(n.to_string());
     }
     command.args(setup.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let child = command.spawn().with_context(|| BadInput::new(format!("cannot run {}", path.display())))?;
+    let child = command.spawn().map_err(|e| cannot_run(path, &e))?;
     let mut process = Process(child);
     let url = format!("http://127.0.0.1:{port}");
     wait_until_ready(&url, Some(&mut process), Instant::now() + LOAD_TIME)?;
