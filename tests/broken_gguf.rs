@@ -250,7 +250,7 @@ const FORMAT: &[Case] = &[
     ("data cut at a page border", "offset", |h| h.cut = Some(4096 * 1000)),
     ("cut within the metadata", "tokenizer.ggml", |h| h.cut = Some(60_000)),
     ("cut within the tensor list", "tensor", |h| h.cut = Some(h.bytes().len() as u64 - 100)),
-    ("split part without the others", "split", |h| {
+    ("split part without the others", "file name", |h| {
         h.add("split.no", U32, 0u32.to_le_bytes().into());
         h.add("split.count", U32, 3u32.to_le_bytes().into());
     }),
