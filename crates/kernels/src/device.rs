@@ -281,7 +281,7 @@ pub trait Device: Send + Sync + Sized + 'static {
     );
 
     /// Commits the first `rows` rows of the verify window that a state remembers, as if only those had been read.
-    fn delta_commit(&self, shape: &DeltaShape, state: &mut Self::DeltaState, rows: usize);
+    fn delta_commit(&self, state: &mut Self::DeltaState, rows: usize);
 
     /// Mixture of experts with a gated shared expert, added to `residual`: `x` is `rows x hidden`, the normed input.
     /// Experts are chosen by router probability, ties by the lower index, and added in rank order.

@@ -188,7 +188,7 @@ impl<D: Device> Model<D> {
         let accepted = accepted_rows.min(all);
         for layer in &mut state.layers {
             if let LayerState::DeltaNet(delta) = layer {
-                self.core.device.delta_commit(self.core.delta_shape(), delta, accepted);
+                self.core.device.delta_commit(delta, accepted);
             }
         }
         if accepted > 0 {

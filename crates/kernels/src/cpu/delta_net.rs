@@ -9,24 +9,32 @@ use super::lanes::{Kernel, LANES, Lanes, dispatch, exp, vectors, vectors_mut};
 use super::norm::{rms_scale, sum_of_squares};
 use super::{Pool, SharedSlice, Simd};
 use crate::device::{DeltaShape, MAX_CONV_WIDTH, SlotRows};
+use std::borrow::Cow;
 
 /// Epsilon of the query and key norms (`x * rsqrt(sum(x^2) + eps)`).
 const L2_EPS: f32 = 1e-6;
 
 /// State of one delta-net layer of one slot.
+///
+/// After a verify window of which only the first rows were accepted, the matrix state lags behind: those rows are done again
+/// at the start of the next call, while the state is in the cache anyway, and not in a pass of their own.
 pub struct CpuDeltaState {
+    shape: DeltaShape,
     /// `[conv_width - 1 x conv_channels]`, oldest row first.
     pub(crate) conv: Vec<f32>,
-    /// `[value_heads x key_dim x value_dim]`
-    pub(crate) matrix: Vec<f32>,
-    /// The state after the rows of an uncommitted verify window; empty until the first.
+    /// `[value_heads x key_dim x value_dim]` before the rows of `accepted`.
+    matrix: Vec<f32>,
+    /// Rows the state has read that `matrix` has not taken in yet.
+    accepted: Remembered,
+    /// The matrix after the rows of an uncommitted verify window; empty until the first.
     ahead: Vec<f32>,
-    pending: Pending,
+    /// The rows of an uncommitted verify window.
+    pending: Remembered,
 }
 
 /// What a verify window did, enough to do its first rows again.
 #[derive(Default)]
-struct Pending {
+struct Remembered {
     rows: usize,
     /// `rows x conv_channels` before the convolution.
     raw: Vec<f32>,
@@ -38,32 +46,70 @@ struct Pending {
     decay: Vec<f32>,
 }
 
+impl Remembered {
+    fn recurrence<'a>(&'a self, shape: &'a DeltaShape) -> Recurrence<'a> {
+        Recurrence {
+            shape,
+            mixed: &self.mixed[..self.rows * shape.conv_channels()],
+            beta: &self.beta[..self.rows * shape.value_heads],
+            decay: &self.decay[..self.rows * shape.value_heads],
+        }
+    }
+}
+
 impl CpuDeltaState {
     pub(crate) fn new(shape: &DeltaShape) -> CpuDeltaState {
         CpuDeltaState {
+            shape: *shape,
             conv: vec![0.0; shape.conv_len()],
             matrix: vec![0.0; shape.state_len()],
+            accepted: Remembered::default(),
             ahead: Vec::new(),
-            pending: Pending::default(),
+            pending: Remembered::default(),
         }
     }
 
     pub(crate) fn bytes(shape: &DeltaShape, verify_rows: usize) -> u64 {
         let ahead = if verify_rows > 0 { shape.state_len() } else { 0 };
         let row = 2 * shape.conv_channels() + 2 * shape.value_heads;
-        (4 * (shape.conv_len() + shape.state_len() + ahead + verify_rows * row)) as u64
+        (4 * (shape.conv_len() + shape.state_len() + ahead + 2 * verify_rows * row)) as u64
     }
 
     pub(crate) fn reset(&mut self) {
         self.conv.fill(0.0);
         self.matrix.fill(0.0);
+        self.accepted.rows = 0;
         self.pending.rows = 0;
     }
 
-    pub(crate) fn copy_from(&mut self, from: &CpuDeltaState) {
+    /// The matrix with every committed row taken in.
+    pub(crate) fn settled_matrix(&self, simd: Simd, pool: &Pool) -> Cow<'_, [f32]> {
+        if self.accepted.rows == 0 {
+            return Cow::Borrowed(&self.matrix);
+        }
+        let mut settled = self.matrix.clone();
+        let recurrence = self.accepted.recurrence(&self.shape);
+        let head_len = self.shape.key_dim * self.shape.value_dim;
+        let shared = SharedSlice::new(&mut settled);
+        pool.run(self.shape.value_heads, &|head| {
+            // SAFETY: every task has a head of its own.
+            let state = unsafe { shared.range(head * head_len..(head + 1) * head_len) };
+            dispatch(simd, Scan { rows: recurrence, head, state, out: None });
+        });
+        Cow::Owned(settled)
+    }
+
+    pub(crate) fn copy_from(&mut self, from: &CpuDeltaState, simd: Simd, pool: &Pool) {
         self.conv.clone_from(&from.conv);
-        self.matrix.clone_from(&from.matrix);
+        self.matrix.copy_from_slice(&from.settled_matrix(simd, pool));
+        self.accepted.rows = 0;
         self.pending.rows = 0;
+    }
+
+    /// Replaces the state by exported parts.
+    pub(crate) fn parts_mut(&mut self) -> (&mut [f32], &mut [f32]) {
+        self.reset();
+        (&mut self.conv, &mut self.matrix)
     }
 }
 
@@ -394,13 +440,11 @@ pub(crate) fn delta_net(
             advance_conv(shape, &mut state.conv, of_slot);
         }
     }
-    let matrices: Vec<(&[f32], SharedSlice<'_, f32>)> = slots_in_order(slots, states)
-        .map(|(slot, state)| {
-            if slot.verify {
-                (&state.matrix[..], SharedSlice::new(&mut state.ahead))
-            } else {
-                (&[][..], SharedSlice::new(&mut state.matrix))
-            }
+    let targets: Vec<Target<'_>> = slots_in_order(slots, states)
+        .map(|(slot, state)| Target {
+            matrix: SharedSlice::new(&mut state.matrix),
+            ahead: slot.verify.then(|| SharedSlice::new(&mut state.ahead)),
+            accepted: &state.accepted,
         })
         .collect();
     let out = SharedSlice::new(out);
@@ -409,11 +453,18 @@ pub(crate) fn delta_net(
     pool.run(slots.len() * heads, &|task| {
         let (index, head) = (task / heads, task % heads);
         let slot = &slots[index];
-        let (base, state) = &matrices[index];
+        let target = &targets[index];
+        let range = head * head_len..(head + 1) * head_len;
         // SAFETY: every task has a slot and head of its own.
-        let state = unsafe { state.range(head * head_len..(head + 1) * head_len) };
-        if slot.verify {
-            state.copy_from_slice(&base[head * head_len..(head + 1) * head_len]);
+        let mut state = unsafe { target.matrix.range(range.clone()) };
+        if target.accepted.rows > 0 {
+            dispatch(simd, Scan { rows: target.accepted.recurrence(shape), head, state, out: None });
+        }
+        if let Some(ahead) = &target.ahead {
+            // SAFETY: as above.
+            let copy = unsafe { ahead.range(range) };
+            copy.copy_from_slice(state);
+            state = copy;
         }
         let last = slot.first + slot.count;
         let start = slot.first * heads * value_dim;
@@ -432,6 +483,16 @@ pub(crate) fn delta_net(
             dispatch(simd, GatedNorm { weight: weights.norm, eps: shape.norm_eps, z, out });
         }
     });
+    drop(targets);
+    slots.iter().for_each(|slot| states[slot.slot].accepted.rows = 0);
+}
+
+/// Where the scan of one slot works.
+struct Target<'a> {
+    matrix: SharedSlice<'a, f32>,
+    /// Set in a verify window, which leaves `matrix` at the committed rows.
+    ahead: Option<SharedSlice<'a, f32>>,
+    accepted: &'a Remembered,
 }
 
 fn replace(to: &mut Vec<f32>, from: &[f32]) {
@@ -449,30 +510,19 @@ fn slots_in_order<'a>(
 }
 
 /// See [`crate::Device::delta_commit`].
-pub(crate) fn commit(simd: Simd, pool: &Pool, shape: &DeltaShape, state: &mut CpuDeltaState, rows: usize) {
-    let CpuDeltaState { conv, matrix, ahead, pending } = state;
-    let all = std::mem::take(&mut pending.rows);
+pub(crate) fn commit(state: &mut CpuDeltaState, rows: usize) {
+    let all = std::mem::take(&mut state.pending.rows);
     let rows = rows.min(all);
     if rows == 0 {
         return;
     }
-    let channels = shape.conv_channels();
-    advance_conv(shape, conv, &pending.raw[..rows * channels]);
+    let channels = state.shape.conv_channels();
+    advance_conv(&state.shape, &mut state.conv, &state.pending.raw[..rows * channels]);
     if rows == all {
-        std::mem::swap(matrix, ahead);
-        return;
+        std::mem::swap(&mut state.matrix, &mut state.ahead);
+    } else {
+        std::mem::swap(&mut state.accepted, &mut state.pending);
+        state.accepted.rows = rows;
+        state.pending.rows = 0;
     }
-    let recurrence = Recurrence {
-        shape,
-        mixed: &pending.mixed[..rows * channels],
-        beta: &pending.beta[..rows * shape.value_heads],
-        decay: &pending.decay[..rows * shape.value_heads],
-    };
-    let head_len = shape.key_dim * shape.value_dim;
-    let matrix = SharedSlice::new(matrix);
-    pool.run(shape.value_heads, &|head| {
-        // SAFETY: every task has a head of its own.
-        let state = unsafe { matrix.range(head * head_len..(head + 1) * head_len) };
-        dispatch(simd, Scan { rows: recurrence, head, state, out: None });
-    });
 }

@@ -157,8 +157,8 @@ impl Device for CpuDevice {
         delta_net(self.simd, &self.pool, shape, &weights, &rows, slots, states, &mut scratch.delta, out);
     }
 
-    fn delta_commit(&self, shape: &DeltaShape, state: &mut CpuDeltaState, rows: usize) {
-        delta_net::commit(self.simd, &self.pool, shape, state, rows);
+    fn delta_commit(&self, state: &mut CpuDeltaState, rows: usize) {
+        delta_net::commit(state, rows);
     }
 
     fn moe(
@@ -219,17 +219,17 @@ impl Device for CpuDevice {
     }
 
     fn delta_copy(&self, from: &CpuDeltaState, to: &mut CpuDeltaState) {
-        to.copy_from(from);
+        to.copy_from(from, self.simd, &self.pool);
     }
 
     fn delta_export(&self, state: &CpuDeltaState, sink: Sink<'_>) -> io::Result<()> {
         sink(bytemuck::cast_slice(&state.conv))?;
-        sink(bytemuck::cast_slice(&state.matrix))
+        sink(bytemuck::cast_slice(&state.settled_matrix(self.simd, &self.pool)))
     }
 
     fn delta_import(&self, state: &mut CpuDeltaState, source: &mut dyn io::Read) -> io::Result<()> {
-        state.reset();
-        source.read_exact(bytemuck::cast_slice_mut(&mut state.conv))?;
-        source.read_exact(bytemuck::cast_slice_mut(&mut state.matrix))
+        let (conv, matrix) = state.parts_mut();
+        source.read_exact(bytemuck::cast_slice_mut(conv))?;
+        source.read_exact(bytemuck::cast_slice_mut(matrix))
     }
 }

@@ -307,7 +307,8 @@ impl DeltaCase {
         for first in (0..self.rows).step_by(chunk) {
             all.extend(self.window(simd, &pool, &mut state, first, self.rows.min(first + chunk), false));
         }
-        (all, [state.conv, state.matrix].concat())
+        let matrix = state.settled_matrix(simd, &pool).into_owned();
+        (all, [state.conv, matrix].concat())
     }
 
     fn expected(&self) -> Vec<f64> {
@@ -398,17 +399,34 @@ fn committing_part_of_a_verify_window_equals_reading_that_part() {
             let mut plain = CpuDeltaState::new(&case.shape);
             case.window(simd, &pool, &mut plain, 0, 20, false);
             let mut verified = CpuDeltaState::new(&case.shape);
-            verified.copy_from(&plain);
+            verified.copy_from(&plain, simd, &pool);
             let expected = case.window(simd, &pool, &mut verified, 20, 26, true);
             let mut whole = CpuDeltaState::new(&case.shape);
-            whole.copy_from(&plain);
+            whole.copy_from(&plain, simd, &pool);
             assert!(bits(&case.window(simd, &pool, &mut whole, 20, 26, false)) == bits(&expected));
-            delta_net::commit(simd, &pool, &case.shape, &mut verified, accepted);
+            delta_net::commit(&mut verified, accepted);
             if accepted > 0 {
                 case.window(simd, &pool, &mut plain, 20, 20 + accepted, false);
             }
-            assert!(bits(&verified.matrix) == bits(&plain.matrix), "{accepted} accepted");
-            assert!(bits(&verified.conv) == bits(&plain.conv), "{accepted} accepted");
+            let same = |verified: &CpuDeltaState, plain: &CpuDeltaState| {
+                let (verified_matrix, plain_matrix) =
+                    (verified.settled_matrix(simd, &pool), plain.settled_matrix(simd, &pool));
+                bits(&verified_matrix) == bits(&plain_matrix) && bits(&verified.conv) == bits(&plain.conv)
+            };
+            assert!(same(&verified, &plain), "{accepted} accepted");
+            let mut copy = CpuDeltaState::new(&case.shape);
+            copy.copy_from(&verified, simd, &pool);
+            assert!(same(&copy, &plain), "a copy, {accepted} accepted");
+            // The next window, verified and rejected but for one row, then a plain one.
+            let (a, b) = (20 + accepted, 27 + accepted);
+            let expected = case.window(simd, &pool, &mut copy, a, b, false);
+            assert!(bits(&case.window(simd, &pool, &mut verified, a, b, true)) == bits(&expected));
+            delta_net::commit(&mut verified, 1);
+            case.window(simd, &pool, &mut plain, a, a + 1, false);
+            assert!(same(&verified, &plain), "{accepted} accepted, then one");
+            let expected = case.window(simd, &pool, &mut plain, a + 1, b, false);
+            assert!(bits(&case.window(simd, &pool, &mut verified, a + 1, b, false)) == bits(&expected));
+            assert!(same(&verified, &plain), "{accepted} accepted, then one, then a plain window");
         }
     }
 }
