@@ -75,10 +75,10 @@ def main():
     parser.add_argument("--pairs", type=int, default=3, help="rounds over all prompts, interleaved")
     parser.add_argument("--prompts", default="tests/golden/llama_greedy.json")
     args = parser.parse_args()
-    prompts = [p if isinstance(p, str) else p["prompt"] for p in json.load(open(args.prompts, encoding="utf-8"))]
+    prompts = [p["prompt"] if isinstance(p, dict) else p for p in json.load(open(args.prompts, encoding="utf-8"))]
 
     def strata(mtp):
-        return [args.strata, "serve", "-m", args.model, "-t", str(args.threads), "--parallel", "1", "--mtp", mtp, "--quiet", "--cache-ram", "0"]
+        return [args.strata, "serve", "-m", args.model, "-t", str(args.threads), "--parallel", "1", "--mtp", mtp, "--quiet", "--cache-ram", "0", "-c", "4096"]
 
     def llama(depth):
         command = [args.llama_server, "-m", args.model, "-t", str(args.threads), "-np", "1", "-c", "4096", "--no-webui"]
