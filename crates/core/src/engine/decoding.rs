@@ -103,11 +103,13 @@ impl<T: Target> Core<T> {
 
             // The token fed and the accepted drafts.
             let kept = 1 + accepted;
+            // An answer that ends leaves the drafts after its end unjudged; a rejection judges all.
+            let drafted = if matches!(result, Ok(None)) { drafts.len() } else { verified };
             if !drafts.is_empty() {
                 self.target.commit(&mut slot.state, kept);
-                job.note_drafts(share.source, verified, accepted);
-                self.policy.observe_drafts(share.source, verified, accepted);
-                self.totals.drafted += verified as u64;
+                job.note_drafts(share.source, drafted, accepted);
+                self.policy.observe_drafts(share.source, drafted, accepted);
+                self.totals.drafted += drafted as u64;
                 self.totals.accepted += accepted as u64;
             }
             for row in share.row..share.row + kept {

@@ -8,7 +8,7 @@ use super::draft::{Offer, Source, implausible};
 use super::held::PICTURE;
 use super::job::Job;
 use super::options::{MAX_MTP_DEPTH, MtpSetting};
-use super::sampler::{argmax, probability};
+use super::sampler::probability;
 use super::slot::Slot;
 use super::target::Target;
 use crate::model::{MtpRow, RowInput};
@@ -191,8 +191,12 @@ impl<T: Target> Core<T> {
             {
                 feed.consumed(feed.ready());
             }
-            let logits = &self.draft_out.logits[index * head..(index + 1) * head];
-            let token = argmax(logits);
+            let logits = &mut self.draft_out.logits[index * head..(index + 1) * head];
+            let slot = &mut self.slots[chain.slot];
+            let Some(token) = slot.job.as_mut().and_then(|job| job.guess(logits, level)) else {
+                chain.open = false;
+                continue;
+            };
             if self.options.draft_p_min > 0.0 && probability(logits, token) < f64::from(self.options.draft_p_min) {
                 chain.open = false;
                 continue;

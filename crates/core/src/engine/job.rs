@@ -180,6 +180,12 @@ impl Job {
         Ok(self.emit(id, is_end, logprobs))
     }
 
+    /// The token this request would choose from the draft head's logits, for the draft at `level` of a chain: with its own bias,
+    /// penalties and draw, so that head and trunk agree as often as they can.
+    pub(crate) fn guess(&mut self, logits: &mut [f32], level: usize) -> Option<u32> {
+        self.sampler.pick_from(logits, self.prompt.rows.len() + self.generated.len() + level, None)
+    }
+
     fn emit(&mut self, id: u32, is_end: bool, logprobs: Option<TokenLogprobs>) -> Option<FinishReason> {
         self.generated.push(id);
         self.stats.generated += 1;

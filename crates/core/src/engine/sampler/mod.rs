@@ -11,7 +11,6 @@ mod select;
 pub(crate) use constraint::Constraint;
 #[cfg(test)]
 pub(crate) use random::draw;
-pub(crate) use select::argmax;
 
 use super::request::{Sampling, TokenLogprobs};
 use penalties::Penalties;
@@ -60,12 +59,13 @@ impl Sampler {
 
     /// Chooses the token at row `position`. `allowed` is a grammar's verdict on every id. The logits are as before when it
     /// returns. `None`: nothing is allowed.
-    pub(crate) fn choose(
-        &mut self,
-        logits: &mut [f32],
-        position: usize,
-        allowed: Option<&dyn Fn(u32) -> bool>,
-    ) -> Option<Choice> {
+    pub(crate) fn choose(&mut self, logits: &mut [f32], position: usize, allowed: Option<&dyn Fn(u32) -> bool>) -> Option<Choice> {
+        let id = self.pick_from(logits, position, allowed)?;
+        Some(Choice { id, logprobs: self.logprobs.map(|n| self.report(logits, id, n)) })
+    }
+
+    /// As [`Sampler::choose`], without log-probabilities.
+    pub(crate) fn pick_from(&mut self, logits: &mut [f32], position: usize, allowed: Option<&dyn Fn(u32) -> bool>) -> Option<u32> {
         self.undo.clear();
         for &(id, bias) in &self.sampling.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
@@ -89,8 +89,7 @@ impl Sampler {
         for &(id, logit) in self.undo.iter().rev() {
             logits[id as usize] = logit;
         }
-        let id = id?;
-        Some(Choice { id, logprobs: self.logprobs.map(|n| self.report(logits, id, n)) })
+        id
     }
 
     /// Takes note of the token chosen.
