@@ -59,13 +59,23 @@ impl Sampler {
 
     /// Chooses the token at row `position`. `allowed` is a grammar's verdict on every id. The logits are as before when it
     /// returns. `None`: nothing is allowed.
-    pub(crate) fn choose(&mut self, logits: &mut [f32], position: usize, allowed: Option<&dyn Fn(u32) -> bool>) -> Option<Choice> {
+    pub(crate) fn choose(
+        &mut self,
+        logits: &mut [f32],
+        position: usize,
+        allowed: Option<&dyn Fn(u32) -> bool>,
+    ) -> Option<Choice> {
         let id = self.pick_from(logits, position, allowed)?;
         Some(Choice { id, logprobs: self.logprobs.map(|n| self.report(logits, id, n)) })
     }
 
     /// As [`Sampler::choose`], without log-probabilities.
-    pub(crate) fn pick_from(&mut self, logits: &mut [f32], position: usize, allowed: Option<&dyn Fn(u32) -> bool>) -> Option<u32> {
+    pub(crate) fn pick_from(
+        &mut self,
+        logits: &mut [f32],
+        position: usize,
+        allowed: Option<&dyn Fn(u32) -> bool>,
+    ) -> Option<u32> {
         self.undo.clear();
         for &(id, bias) in &self.sampling.logit_bias {
             if let Some(logit) = logits.get_mut(id as usize) {
