@@ -259,7 +259,8 @@ fn a_threshold_that_is_passed_gives_exit_code_3_and_figures_agree() {
     assert_eq!(csv.lines().count(), figures.len() + 1);
     for ((line, shown), (name, value)) in csv.lines().skip(1).zip(table.lines().skip(1)).zip(figures) {
         assert_eq!(line, format!("{name},{value}"));
-        assert!(shown.split_whitespace().any(|word| word == value.to_string()), "{shown} lacks {value}");
+        let value = value.to_string();
+        assert!(shown.split_whitespace().any(|word| word == value), "{shown} lacks {value}");
     }
 }
 
