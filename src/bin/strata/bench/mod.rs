@@ -228,7 +228,7 @@ fn warn_of_noise(rows: &[Row], load_before: Option<f64>) {
     if !noisy.is_empty() {
         let most = noisy.iter().map(|r| r.spread).fold(0.0, f64::max);
         eprintln!(
-            "warning: {} of {} tests spread by more than {NOISY_PERCENT} % (up to {most:.0} %): the machine is noisy, trust the ratios more than the speeds",
+            "warning: {} of {} tests spread by more than {NOISY_PERCENT} % (up to {most:.0} %): the machine is noisy, measure again when it is quiet",
             noisy.len(),
             rows.len()
         );
