@@ -141,7 +141,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
     let missing = folder.file("nowhere");
     let cases: [(&[&dyn AsRef<std::ffi::OsStr>], &str); 7] = [
         (&[&missing, &"-o", &out], "nowhere"),
-        (&[&folder.0.path(), &"-o", &out], "config.json"),
+        (&[&folder.0.path(), &"-o", &out], "no safetensors in this folder"),
         (&[&TINY], "no output named"),
         (&[&TINY, &"-o", &out, &"--type", &"Q3_K"], "unknown type 'Q3_K'"),
         (&[&TINY, &"-o", &out, &"--tensor-type", &"attn_q"], "PATTERN=TYPE"),

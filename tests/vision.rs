@@ -29,16 +29,17 @@ fn reports_sizes_grid_and_notes_as_json() {
     assert!(output.status.success(), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["source_size"], serde_json::json!([60, 44]));
-    assert_eq!(report["size"], serde_json::json!([96, 64]));
-    assert_eq!(report["grid"], serde_json::json!([2, 3]));
-    assert_eq!(report["tokens"], 6);
+    // Enlarged to the encoder's smallest picture of 8 blocks.
+    assert_eq!(report["size"], serde_json::json!([128, 96]));
+    assert_eq!(report["grid"], serde_json::json!([3, 4]));
+    assert_eq!(report["tokens"], 12);
     assert!(report["notes"][0].as_str().unwrap().contains("first frame"));
     assert!(report["milliseconds"]["attention"].as_f64().is_some());
 }
 
 #[test]
 fn vision_tokens_bounds_the_rows() {
-    for (most, expected) in [("64", 54), ("12", 12), ("4", 2)] {
+    for (most, expected) in [("64", 54), ("12", 8), ("4", 2)] {
         let output = vision(&picture("large.png"), &["--json", "--vision-tokens", most, "--vision-min-tokens", "1"]);
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(report["tokens"], expected, "at most {most}");
@@ -67,8 +68,8 @@ fn render_writes_what_the_encoder_sees() {
     assert!(vision(&picture("rgb.png"), &["--render", &png]).status.success());
     let seen = vision(&png, &["--json"]);
     let report: serde_json::Value = serde_json::from_slice(&seen.stdout).unwrap();
-    assert_eq!(report["source_size"], serde_json::json!([96, 64]));
-    assert_eq!(report["size"], serde_json::json!([96, 64]));
+    assert_eq!(report["source_size"], report["size"], "what was rendered needs no resizing");
+    assert_eq!(report["size"], serde_json::json!([128, 96]));
 }
 
 #[test]
