@@ -187,9 +187,8 @@ impl fmt::Display for MemoryPlan {
             size(self.cache),
             size(self.over_weights()),
         )?;
-        match self.memory {
-            Some(memory) => write!(f, "; {} of {} available", size(memory.available), size(memory.total))?,
-            None => {}
+        if let Some(memory) = self.memory {
+            write!(f, "; {} of {} available", size(memory.available), size(memory.total))?;
         }
         if self.weights_fit() {
             Ok(())

@@ -30,7 +30,7 @@ impl MtpFeed {
 
     /// The feed of a saved state.
     pub(crate) fn from_parts(width: usize, first: usize, waiting: Vec<f32>) -> Self {
-        let lost = waiting.is_empty() || waiting.len() % width != 0;
+        let lost = waiting.is_empty() || !waiting.len().is_multiple_of(width);
         MtpFeed { width, first, waiting: if lost { Vec::new() } else { waiting }, lost }
     }
 
