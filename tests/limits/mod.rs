@@ -22,6 +22,8 @@ const MAX_MEMORY: u64 = 300 << 20;
 
 impl Limited {
     /// Runs `strata` with these arguments.
+    // The child is waited for by wait4, which also tells what it used.
+    #[allow(clippy::zombie_processes)]
     pub fn strata(args: &[&str]) -> Limited {
         let start = Instant::now();
         let mut child = Command::new(env!("CARGO_BIN_EXE_strata"))

@@ -57,7 +57,7 @@ fn a_streamed_chat_is_the_whole_chat_in_pieces() {
             assert_eq!(usage["usage"][count], whole["usage"][count], "{body}");
         }
         assert_eq!(usage["usage"]["completion_tokens_details"], whole["usage"]["completion_tokens_details"]);
-        assert_eq!(whole["timings"]["predicted_n"].as_u64().is_some(), true);
+        assert!(whole["timings"]["predicted_n"].as_u64().is_some());
     }
 }
 

@@ -238,7 +238,7 @@ fn is_k_quant(ty: TensorType) -> bool {
 
 /// The type, or the next one whose blocks fit the rows.
 fn fit(ty: TensorType, dims: &[u64]) -> Choice {
-    let fits = |ty: TensorType| dims[0] % ty.block_size() as u64 == 0;
+    let fits = |ty: TensorType| dims[0].is_multiple_of(ty.block_size() as u64);
     if fits(ty) {
         return Choice { ty, remark: None };
     }

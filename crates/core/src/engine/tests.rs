@@ -137,13 +137,13 @@ fn answers_are_the_same_alone_and_together_with_and_without_drafts() {
 fn stop_strings_inside_an_accepted_window_end_the_answer_at_the_same_place() {
     let mut base = request(4, 20);
     base.ignore_eos = true;
-    let whole = plain_answers(&[base.clone()]).remove(0).text;
+    let whole = plain_answers(std::slice::from_ref(&base)).remove(0).text;
     let chars: Vec<char> = whole.chars().collect();
     assert!(chars.len() > 20);
     for at in [3, 8, 13] {
         let stop: String = chars[at..at + 3].iter().collect();
         let request = Request { stop: vec![stop.clone(), "never".into()], ..base.clone() };
-        let expected = plain_answers(&[request.clone()]).remove(0);
+        let expected = plain_answers(std::slice::from_ref(&request)).remove(0);
         assert_eq!(expected.reason, FinishReason::StopString(stop.clone()));
         assert_eq!(expected.text, whole[..whole.find(&stop).unwrap()]);
         for depth in 1..=4 {
@@ -172,7 +172,7 @@ impl CustomDrafter for WrongAt {
 #[test]
 fn a_rejection_at_any_place_leaves_no_trace() {
     let base = Request { ignore_eos: true, ..request(2, 11) };
-    let expected = plain_answers(&[base.clone()]).remove(0);
+    let expected = plain_answers(std::slice::from_ref(&base)).remove(0);
     let fresh = |tokens: &[u32]| {
         let mut state = super::toy::ToyState::default();
         let toy = Toy::default();

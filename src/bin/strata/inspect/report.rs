@@ -574,7 +574,7 @@ fn type_shares<'a>(tensors: impl Iterator<Item = (&'a str, Option<bool>, u64, u6
     for t in &mut shares {
         t.share = if total == 0 { 0.0 } else { t.bytes as f64 / total as f64 };
     }
-    shares.sort_by(|a, b| b.bytes.cmp(&a.bytes));
+    shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
     shares
 }
 

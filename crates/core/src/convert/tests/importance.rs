@@ -23,7 +23,7 @@ fn write_imatrix(path: &Path, name: &str, kind: &str) {
     let decls = vec![decl("in_sum2", COLS as u64), decl("counts", 1)];
     let bytes = |values: Vec<f32>| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
     let used = |e: usize| e + 1 < EXPERTS;
-    let sum = |e: usize, c: usize| if used(e) { 64.0 * if c % 8 == 0 { 1.0 } else { 0.01 } } else { 0.0 };
+    let sum = |e: usize, c: usize| if used(e) { 64.0 * if c.is_multiple_of(8) { 1.0 } else { 0.01 } } else { 0.0 };
     let sums = bytes((0..EXPERTS * COLS).map(|i| sum(i / COLS, i % COLS)).collect());
     let counts = bytes((0..EXPERTS).map(|e| if used(e) { 64.0 } else { 0.0 }).collect());
     let mut writer = GgufWriter::create(path, &keys, decls.clone(), &WriterOptions::default()).unwrap();

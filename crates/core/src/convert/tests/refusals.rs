@@ -123,7 +123,7 @@ fn tokenizers_that_cannot_be_carried_over_are_refused() {
     let good: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let out = folder.path().join("out.gguf");
     let options = ConvertOptions::new(Recipe::from_name("BF16").unwrap());
-    let mut error = |change: &dyn Fn(&mut serde_json::Value)| {
+    let error = |change: &dyn Fn(&mut serde_json::Value)| {
         let mut json = good.clone();
         change(&mut json);
         std::fs::write(&path, json.to_string()).unwrap();

@@ -63,7 +63,7 @@ fn exp(x: f32) -> f32 {
 /// `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, written with the logistic function.
 #[inline(always)]
 fn gelu_tanh_of(x: f32) -> f32 {
-    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+    const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
     let inner = TWO_SQRT_2_OVER_PI * (x * x * x).mul_add(0.044_715, x);
     x / (1.0 + exp(-inner))
 }
