@@ -116,3 +116,44 @@ fn a_broken_picture_or_encoder_is_bad_input_with_one_line_that_says_why() {
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("general.architecture"), "a text model is not an encoder: {}", stderr(&wrong));
 }
+
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_strata"))
+        .args(["run", "--threads", "2", "--quiet", "-m", &golden("tiny.gguf")])
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn text_without_pictures_is_the_same_with_and_without_an_encoder() {
+    let prompt = ["-p", "What is the capital of France?", "-n", "24", "--temp", "0"];
+    let with = run(&[&prompt[..], &["--mmproj", &golden("tiny-mmproj.gguf")]].concat());
+    let without = run(&[&prompt[..], &["--vision", "no"]].concat());
+    assert!(with.status.success() && without.status.success(), "{}{}", stderr(&with), stderr(&without));
+    assert!(!with.stdout.is_empty());
+    assert_eq!(with.stdout, without.stdout);
+}
+
+#[test]
+fn run_reads_pictures_from_files_and_from_a_pipe() {
+    let (mmproj, seen) = (golden("tiny-mmproj.gguf"), picture("large.png"));
+    let ask = ["-p", "What is this?", "-n", "8", "--temp", "0", "--mmproj", &mmproj, "--image"];
+    let from_file = run(&[&ask[..], &[&seen]].concat());
+    assert!(from_file.status.success(), "{}", stderr(&from_file));
+    assert!(!from_file.stdout.is_empty());
+    let from_pipe = Command::new(env!("CARGO_BIN_EXE_strata"))
+        .args(["run", "--threads", "2", "--quiet", "-m", &golden("tiny.gguf")])
+        .args(ask)
+        .arg("-")
+        .stdin(std::fs::File::open(&seen).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(from_pipe.stdout, from_file.stdout, "{}", stderr(&from_pipe));
+
+    let none = run(&["-p", "What is this?", "--vision", "no", "--image", &seen]);
+    assert_eq!(none.status.code(), Some(2));
+    assert!(stderr(&none).contains("--mmproj"), "says how to get an encoder: {}", stderr(&none));
+    let animated = run(&[&ask[..], &[&picture("moving.gif")]].concat());
+    assert!(stderr(&animated).contains("first frame"), "{}", stderr(&animated));
+}
