@@ -5,7 +5,7 @@ Needs the packages numpy and gguf, a llama.cpp tree (with build/bin), and a Pyth
 converter. Prints Markdown; exit code 1 when something does not hold.
 
   files    key set, tensor names, shapes and (unquantized) bits of strata's files against convert_hf_to_gguf.py's
-  quants   RMSE, largest error and speed per tensor and type against ggml_quantize_chunk, one thread each
+  quants   RMSE, largest error and speed (CPU time, one thread) per tensor and type against ggml_quantize_chunk
   speed    strata convert against llama-quantize on the whole folder
 
 usage: check_conversion.py HF_DIR --llama-cpp DIR --strata BIN [--rows BIN] [--python PYTHON] [files] [quants] [speed]
@@ -121,9 +121,9 @@ def quant_table(a, work):
             ours = np.fromfile(work / f"out.{t}", dtype=np.uint8)
             theirs, best = np.empty_like(ours), float("inf")
             for _ in range(3 if x.size < 500_000 else 1):
-                start = time.perf_counter()
+                start = time.thread_time()
                 lib.ggml_quantize_chunk(int(ty), x.ctypes.data, theirs.ctypes.data, 0, x.shape[0], x.shape[1], None)
-                best = min(best, time.perf_counter() - start)
+                best = min(best, time.thread_time() - start)
             e = [quants.dequantize(q, ty).reshape(x.shape).astype(np.float64) - x for q in (ours, theirs)]
             rmse, largest = [np.sqrt((d**2).mean()) for d in e], [np.abs(d).max() for d in e]
             ratios[t].append((rmse[0] / rmse[1], largest[0] / largest[1], speeds[t] / (x.size / best / 1e6), name))
@@ -140,20 +140,24 @@ def quant_table(a, work):
 
 
 def whole(a, work):
-    print("## Whole files: strata convert and llama-quantize, same number of threads, best of 3, interleaved\n")
+    print("## Whole files: strata convert and llama-quantize, CPU seconds (user and system), best of 3, interleaved\n")
     base = work / "base-f32.gguf"
     run(a.strata, "convert", a.hf, "-o", base, "--type", "F32", "--no-verify")
     threads = os.cpu_count()
+
+    def cpu(*command):
+        before = os.times()
+        run(*command)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
     print("| type | strata, s | llama-quantize, s | ratio |\n| --- | --- | --- | --- |")
     for ours, theirs in [("Q8_0", "Q8_0"), ("Q4_K", "Q4_K_S"), ("Q6_K", "Q6_K")]:
         best = [float("inf")] * 2
         for _ in range(3):
-            start = time.perf_counter()
-            run(a.strata, "convert", a.hf, "-o", work / "o.gguf", "--type", ours, "--no-verify", "--force", "-t", threads)
-            best[0] = min(best[0], time.perf_counter() - start)
-            start = time.perf_counter()
-            run(a.llama_cpp / "build/bin/llama-quantize", base, work / "t.gguf", theirs, threads)
-            best[1] = min(best[1], time.perf_counter() - start)
+            strata = cpu(a.strata, "convert", a.hf, "-o", work / "o.gguf", "--type", ours, "--no-verify", "--force", "-t", threads)
+            llama = cpu(a.llama_cpp / "build/bin/llama-quantize", base, work / "t.gguf", theirs, threads)
+            best = [min(best[0], strata), min(best[1], llama)]
         print(f"| {ours} | {best[0]:.2f} | {best[1]:.2f} | {best[1] / best[0]:.1f} x |")
     print()
 
@@ -166,7 +170,7 @@ def main():
     p.add_argument("--rows", type=Path, default=Path("target/release/examples/quantize_rows"))
     p.add_argument("--python", default=sys.executable, help="the Python that runs convert_hf_to_gguf.py")
     p.add_argument("parts", nargs="*", default=["files", "quants", "speed"])
-    a = p.parse_args()
+    a = p.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as work:
         for part in a.parts:
             {"files": files, "quants": quant_table, "speed": whole}[part](a, Path(work))

@@ -220,9 +220,7 @@ impl Command<'_> {
 
     fn verify(&self, file: &Path, source: &Path) -> Result<Verification> {
         let gguf = GgufFile::open(file)?;
-        let mut options = self.plan_options();
-        // A head left out of the file is a difference, unless it was left out as asked.
-        options.no_mtp = self.args.no_mtp;
+        let options = self.plan_options();
         Ok(self.with_bar(gguf.total_bytes(), "verifying", |p| verify(&gguf, source, &options, p))?)
     }
 

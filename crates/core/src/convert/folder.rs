@@ -160,7 +160,6 @@ fn add_imatrix_keys(keys: &mut Metadata, imatrix: &Imatrix) {
 }
 
 /// Chooses types, writes the file and reports.
-#[allow(clippy::too_many_arguments)]
 fn write_plan(
     checkpoint: &Checkpoint,
     plan: Plan,

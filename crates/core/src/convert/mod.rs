@@ -1,10 +1,10 @@
 //! Conversion of checkpoints to GGUF, restoring the MTP head, and the proof that nothing was lost.
 //!
-//! - [`names`] says what every tensor is called on both sides, [`transform`] what happens to its values, [`plan`] which
+//! - [`names`] says what every tensor is called on both sides, `transform` what happens to its values, `plan` which
 //!   tensors of a checkpoint become which of a GGUF, with every tensor accounted for;
-//! - [`recipe`] and [`imatrix`] say in which type and with which weights they are stored;
-//! - [`metadata`] and [`tokenizer`] write the keys, [`output`] the file;
-//! - [`folder`] puts these together; [`graft`] moves MTP heads between files; [`verify`] compares a file with its source
+//! - `recipe` and `imatrix` say in which type and with which weights they are stored;
+//! - `metadata` and `tokenizer` write the keys, `output` the file;
+//! - `folder` puts these together; `graft` moves MTP heads between files; `verify` compares a file with its source
 //!   element by element.
 
 mod config;

@@ -53,7 +53,7 @@ pub struct Rule {
     pub transform: Transform,
     /// Whether a checkpoint may lack it.
     pub optional: bool,
-    /// When not 0: the Hugging Face side may have one tensor per expert instead, with `{}` for the expert in this name.
+    /// The Hugging Face side may have one tensor per expert instead, of this name with `{}` for the expert.
     pub per_expert: Option<String>,
 }
 

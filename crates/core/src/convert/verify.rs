@@ -458,7 +458,7 @@ fn compare_blocks(ty: TensorType, raw: &[f32], found: &[f32]) -> Sums {
         sums.squared += f64::from(squared);
         sums.max_share = sums.max_share.max(f64::from(largest) / step);
         if f64::from(largest) > allowed * step || !squared.is_finite() {
-            let bad = |(r, f): (&f32, &f32)| (f - r).is_nan() || f64::from((f - r).abs()) > allowed * step;
+            let bad = |(r, f): (&f32, &f32)| f64::from((f - r).abs()) > allowed * step || !(f - r).is_finite();
             let at = raw.iter().zip(found).position(bad).unwrap_or(0);
             sums.first_bad.get_or_insert((b * block + at) as u64);
         }

@@ -33,7 +33,7 @@ pub fn quantize(
     if !ty.computable() {
         return Err(FormatError::NotComputable(ty));
     }
-    if cols == 0 || !src.len().is_multiple_of(cols) || ty.row_bytes(cols).is_none() {
+    if cols == 0 || src.len() % cols != 0 || ty.row_bytes(cols).is_none() {
         return Err(FormatError::NotWholeBlocks { ty, found: cols });
     }
     let expected = ty.row_bytes(src.len()).ok_or(FormatError::NotWholeBlocks { ty, found: src.len() })?;
@@ -45,7 +45,7 @@ pub fn quantize(
     }
     let limit = if ty == TensorType::F16 { 65520.0 } else { f32::INFINITY };
     if !matches!(ty, TensorType::F32 | TensorType::BF16) && !all_below(src, limit) {
-        let index = src.iter().position(|x| x.is_nan() || x.abs() >= limit).unwrap_or(0);
+        let index = src.iter().position(|x| x.abs() >= limit || x.is_nan()).unwrap_or(0);
         return Err(FormatError::NotRepresentable { ty, index, value: src[index].to_string() });
     }
     #[cfg(target_arch = "x86_64")]

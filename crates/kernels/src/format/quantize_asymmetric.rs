@@ -19,8 +19,11 @@ const SUB: usize = 32;
 const GRID: f32 = 63.0;
 /// Most a fit may cut off, in half steps of a plain range fit of the widest sub-block.
 const CAP: f32 = 1.3;
-/// The largest error of a call is pulled down to this share of half a step of a plain range fit of the widest sub-block.
-const ENOUGH: f32 = 0.95;
+/// The largest error of a call is pulled down to this share of half a step of a plain range fit of the widest sub-block:
+/// below what ggml's quantizer reaches, and not so far that it takes long.
+const fn enough(levels: usize) -> f32 {
+    if levels == 15 { 0.90 } else { 0.94 }
+}
 /// One value per sub-block.
 type Lanes = [f32; LANES];
 /// The weights of a superblock, transposed: `[i][s]` is weight `i` of sub-block `s`.
@@ -104,7 +107,7 @@ pub(super) fn quantize<const LEVELS: usize>(
         errors.push(larger_lane(&problem.error::<LEVELS>(&grid).1));
         write(index, &problem.assign::<LEVELS>(&grid));
     }
-    let enough = ENOUGH * widest / (2.0 * LEVELS as f32);
+    let enough = enough(LEVELS) * widest / (2.0 * LEVELS as f32);
     super::quantize::tighten(&errors, enough, |index, error| {
         let problem = Problem::new(&src.as_chunks::<SUPERBLOCK>().0[index], weights(index));
         let (grid, tightened) = problem.tighten::<LEVELS>(error, enough);
@@ -116,23 +119,8 @@ pub(super) fn quantize<const LEVELS: usize>(
 }
 
 /// Steps of (scale, min) on the grid tried around a sub-block's wish when the largest error is pulled down.
-const GRID_NEIGHBOURS: [(f32, f32); 15] = [
-    (0.0, 0.0),
-    (0.0, -1.0),
-    (0.0, 1.0),
-    (0.0, -2.0),
-    (0.0, 2.0),
-    (-1.0, 0.0),
-    (-1.0, -1.0),
-    (-1.0, 1.0),
-    (-1.0, -2.0),
-    (-1.0, 2.0),
-    (1.0, 0.0),
-    (1.0, -1.0),
-    (1.0, 1.0),
-    (1.0, -2.0),
-    (1.0, 2.0),
-];
+const GRID_NEIGHBOURS: [(f32, f32); 9] =
+    [(0.0, 0.0), (0.0, -1.0), (0.0, 1.0), (-1.0, 0.0), (-1.0, -1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, -1.0), (1.0, 1.0)];
 
 /// Superblock steps at which `value` lies on a grid point, the grid still reaching `largest`: the step of the highest
 /// such point, of the two below, and the old step.
@@ -143,6 +131,19 @@ fn grid_steps(value: f32, largest: f32, old: Half) -> [Half; 4] {
     }
     let highest = (value * GRID / larger(largest, value)).floor();
     [0.0, 1.0, 2.0, 3.0].map(|below| if below == 3.0 { old } else { finite_half(value / larger(highest - below, 1.0)) })
+}
+
+/// What a sub-block costs when the largest error is pulled down: its squared error where its largest error is small
+/// enough, and more than that, the worse the larger, where it is not.
+#[inline(always)]
+fn cost(squared: &Lanes, largest: &Lanes, enough: f32) -> Lanes {
+    let mut out = [0.0; LANES];
+    for s in 0..LANES {
+        // Squared errors, weighted by 1 at most, cannot reach the first factor while the largest error is small enough.
+        let over = 1000.0 * SUB as f32 * largest[s] * largest[s];
+        out[s] = if largest[s] <= enough { squared[s] } else { over };
+    }
+    out
 }
 
 /// The largest lane.
@@ -408,57 +409,70 @@ impl Problem {
         out
     }
 
-    /// Step 3: a grid whose largest error is below `error`, or the same `error` when none was found.
+    /// Step 3: a grid whose largest error is below `error`, or the same `error` when none was found. Stops at `enough`.
     #[inline(always)]
     fn tighten<const LEVELS: usize>(&self, error: f32, enough: f32) -> (Grid, f32) {
-        let (mut best, mut best_error) = (self.fit::<LEVELS>(), error);
+        let mut best = self.fit::<LEVELS>();
+        let (squared, mut largest) = self.error::<LEVELS>(&best);
+        let mut best_cost: f32 = cost(&squared, &largest, enough).iter().sum();
         // The sub-block that limits the superblock may change after one is improved.
         for _ in 0..4 {
-            let errors = self.error::<LEVELS>(&best).1;
-            let worst = (0..LANES).fold(0, |a, s| if errors[s] > errors[a] { s } else { a });
+            let worst = (0..LANES).fold(0, |a, s| if largest[s] > largest[a] { s } else { a });
+            if largest[worst] <= enough {
+                break;
+            }
             let (scale, min) = self.smallest_largest_error::<LEVELS>(worst);
             let (mut scales, mut mins) = ([0.0; LANES], [0.0; LANES]);
             for s in 0..LANES {
                 scales[s] = if s == worst { scale } else { best.d.to_f32() * best.scales[s] };
                 mins[s] = if s == worst { min } else { best.dmin.to_f32() * best.mins[s] };
             }
-            let before = best_error;
+            let before = best_cost;
             for d in grid_steps(scale, larger_lane(&scales), best.d) {
                 for dmin in grid_steps(min, larger_lane(&mins), best.dmin) {
-                    let (grid, grid_error) = self.tightest_on_grid::<LEVELS>(d, dmin, &scales, &mins);
-                    if grid_error < best_error {
-                        (best, best_error) = (grid, grid_error);
+                    let (grid, grid_cost) = self.cheapest_on_grid::<LEVELS>(d, dmin, &scales, &mins, enough);
+                    if grid_cost < best_cost {
+                        (best, best_cost) = (grid, grid_cost);
                     }
                 }
             }
-            if best_error == before || best_error <= enough {
+            if best_cost == before {
                 break;
             }
+            largest = self.error::<LEVELS>(&best).1;
         }
-        (best, best_error)
+        (best, smaller(larger_lane(&largest), error))
     }
 
-    /// The grid points near (scales, mins) with the smallest largest error of every sub-block, and the largest of all.
+    /// The cheapest grid points near (scales, mins) for every sub-block, and their costs together.
     #[inline(always)]
-    fn tightest_on_grid<const LEVELS: usize>(&self, d: Half, dmin: Half, scales: &Lanes, mins: &Lanes) -> (Grid, f32) {
+    fn cheapest_on_grid<const LEVELS: usize>(
+        &self,
+        d: Half,
+        dmin: Half,
+        scales: &Lanes,
+        mins: &Lanes,
+        enough: f32,
+    ) -> (Grid, f32) {
         let (inv_d, inv_dmin) = (inverse(d.to_f32()), inverse(dmin.to_f32()));
         let mut best = Grid { d, dmin, scales: [0.0; LANES], mins: [0.0; LANES] };
-        let mut best_error = [f32::MAX; LANES];
+        let mut best_cost = [f32::MAX; LANES];
         for (scale_step, min_step) in GRID_NEIGHBOURS {
             let mut trial = best;
             for s in 0..LANES {
                 trial.scales[s] = clamp(round(scales[s] * inv_d) + scale_step, GRID);
                 trial.mins[s] = clamp(round(mins[s] * inv_dmin) + min_step, GRID);
             }
-            let error = self.error::<LEVELS>(&trial).1;
+            let (squared, largest) = self.error::<LEVELS>(&trial);
+            let cost = cost(&squared, &largest, enough);
             for s in 0..LANES {
-                let better = error[s] < best_error[s];
-                best_error[s] = if better { error[s] } else { best_error[s] };
+                let better = cost[s] < best_cost[s];
+                best_cost[s] = if better { cost[s] } else { best_cost[s] };
                 best.scales[s] = if better { trial.scales[s] } else { best.scales[s] };
                 best.mins[s] = if better { trial.mins[s] } else { best.mins[s] };
             }
         }
-        (best, larger_lane(&best_error))
+        (best, best_cost.iter().sum())
     }
 
     /// The (scale, min) of one sub-block with the smallest largest error, by trying scales (a lane each) and offsets.

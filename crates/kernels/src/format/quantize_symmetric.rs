@@ -16,7 +16,7 @@ const BOTTOM: f32 = -32.0;
 const TOP: f32 = 31.0;
 /// The largest error of a call is pulled down to this share of half a step of a plain fit of the sub-block that reaches
 /// farthest.
-const ENOUGH: f32 = 0.9;
+const ENOUGH: f32 = 0.78;
 /// One value per sub-block.
 type Lanes = [f32; LANES];
 /// The weights of a superblock, transposed: `[i][s]` is weight `i` of sub-block `s`.
@@ -47,6 +47,22 @@ fn clamp(x: f32, low: f32, high: f32) -> f32 {
 fn inverse(x: f32) -> f32 {
     let inv = 1.0 / x;
     if x != 0.0 && inv.abs() < f32::INFINITY { inv } else { 0.0 }
+}
+
+/// Steps of the superblock tried for one sub-block when the largest error is pulled down.
+const STEPS_TRIED: usize = 14;
+
+/// What a sub-block costs when the largest error is pulled down: its squared error where its largest error is small
+/// enough, and more than that, the worse the larger, where it is not.
+#[inline(always)]
+fn cost(squared: &Lanes, largest: &Lanes, enough: f32) -> Lanes {
+    let mut out = [0.0; LANES];
+    for s in 0..LANES {
+        // Squared errors, weighted by 1 at most, cannot reach the first factor while the largest error is small enough.
+        let over = 1000.0 * SUB as f32 * largest[s] * largest[s];
+        out[s] = if largest[s] <= enough { squared[s] } else { over };
+    }
+    out
 }
 
 #[inline(always)]
@@ -232,58 +248,64 @@ impl Problem {
         out
     }
 
-    /// A grid whose largest error is below `error`, or the same `error` when none was found.
+    /// A grid whose largest error is below `error`, or the same `error` when none was found. Stops at `enough`.
     #[inline(always)]
     fn tighten(&self, error: f32, enough: f32) -> (Grid, f32) {
-        let (mut best, mut best_error) = (self.fit(), error);
+        let mut best = self.fit();
+        let (squared, mut largest) = self.error(&best);
+        let mut best_cost: f32 = cost(&squared, &largest, enough).iter().sum();
         // The sub-block that limits the superblock may change after one is improved.
         for _ in 0..4 {
-            let errors = self.error(&best).1;
-            let worst = (0..LANES).fold(0, |a, s| if errors[s] > errors[a] { s } else { a });
+            let worst = (0..LANES).fold(0, |a, s| if largest[s] > largest[a] { s } else { a });
+            if largest[worst] <= enough {
+                break;
+            }
             let mut scales = [0.0; LANES];
             for s in 0..LANES {
                 scales[s] = best.d.to_f32() * best.scales[s];
             }
             scales[worst] = self.smallest_largest_error(worst);
-            let largest = scales.iter().fold(0.0, |a: f32, s| larger(a, s.abs()));
-            let before = best_error;
-            for (limit, below) in [(128.0, 0.0), (127.0, 0.0), (127.0, 1.0), (127.0, 2.0), (127.0, 3.0)] {
-                // A grid point of the worst sub-block at which the largest scale still fits; only the negative side of
-                // the grid reaches 128.
-                let point = larger((scales[worst].abs() * limit / largest).floor() - below, 1.0);
-                let sign = if limit == 128.0 { -scales[worst].signum() } else { 1.0 };
-                let d = finite_half(sign * scales[worst].abs() / point);
-                let (grid, grid_error) = self.tightest_on_grid(d, &scales);
-                if grid_error < best_error {
-                    (best, best_error) = (grid, grid_error);
+            let size = scales[worst].abs();
+            let reach = scales.iter().fold(0.0, |a: f32, s| larger(a, s.abs()));
+            let before = best_cost;
+            // Halves are coarse against the steps of the outermost levels: several grid points are tried for the worst
+            // sub-block, each with a step of its own. Only the negative side of the grid reaches 128.
+            for below in 0..STEPS_TRIED {
+                let sign = if below == 0 { -scales[worst].signum() } else { 1.0 };
+                let point = larger((size * (128.0 - below as f32) / reach).floor(), 1.0);
+                let (grid, grid_cost) = self.cheapest_on_grid(finite_half(sign * size / point), &scales, enough);
+                if grid_cost < best_cost {
+                    (best, best_cost) = (grid, grid_cost);
                 }
             }
-            if best_error == before || best_error <= enough {
+            if best_cost == before {
                 break;
             }
+            largest = self.error(&best).1;
         }
-        (best, best_error)
+        (best, smaller(larger_lane(&largest), error))
     }
 
-    /// The grid scales near `scales` with the smallest largest error of every sub-block, and the largest of all.
+    /// The cheapest grid scales near `scales` for every sub-block, and their costs together.
     #[inline(always)]
-    fn tightest_on_grid(&self, d: Half, scales: &Lanes) -> (Grid, f32) {
+    fn cheapest_on_grid(&self, d: Half, scales: &Lanes, enough: f32) -> (Grid, f32) {
         let inv_d = inverse(d.to_f32());
         let mut best = Grid { d, scales: [0.0; LANES] };
-        let mut best_error = [f32::MAX; LANES];
+        let mut best_cost = [f32::MAX; LANES];
         for step in [0.0, -1.0, 1.0, -2.0, 2.0] {
             let mut trial = best;
             for s in 0..LANES {
                 trial.scales[s] = clamp(round(scales[s] * inv_d) + step, -128.0, 127.0);
             }
-            let error = self.error(&trial).1;
+            let (squared, largest) = self.error(&trial);
+            let cost = cost(&squared, &largest, enough);
             for s in 0..LANES {
-                let better = error[s] < best_error[s];
-                best_error[s] = if better { error[s] } else { best_error[s] };
+                let better = cost[s] < best_cost[s];
+                best_cost[s] = if better { cost[s] } else { best_cost[s] };
                 best.scales[s] = if better { trial.scales[s] } else { best.scales[s] };
             }
         }
-        (best, larger_lane(&best_error))
+        (best, best_cost.iter().sum())
     }
 
     /// The scale of one sub-block with the smallest largest error: 512 trials of either sign, a lane each.
