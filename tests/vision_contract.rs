@@ -11,7 +11,9 @@ use strata_core::vision::{PictureReader, PictureRows, PreprocessOptions, VisionE
 fn encoder() -> Arc<VisionEncoder> {
     static ENCODER: OnceLock<Arc<VisionEncoder>> = OnceLock::new();
     ENCODER
-        .get_or_init(|| Arc::new(VisionEncoder::open(&golden("tiny-mmproj.gguf"), 2).expect("the bundled encoder opens")))
+        .get_or_init(|| {
+            Arc::new(VisionEncoder::open(&golden("tiny-mmproj.gguf"), 2).expect("the bundled encoder opens"))
+        })
         .clone()
 }
 
@@ -45,11 +47,11 @@ fn request(prompt: Prompt) -> Request {
 fn requests() -> Vec<Request> {
     let (small, other, large) = (picture("rgb.png", 4), picture("grey.png", 4), picture("large.png", 100));
     assert!(large.rows() > 100);
-    let mut late = message(&[other.clone()], "What is this?");
+    let mut late = message(std::slice::from_ref(&other), "What is this?");
     late.pieces.insert(0, PromptItem::Tokens(tokens("<|im_start|>system\nYou answer briefly.<|im_end|>\n")));
     late.turn_starts = vec![];
     vec![
-        request(message(&[small.clone()], "What colour is this?")),
+        request(message(std::slice::from_ref(&small), "What colour is this?")),
         request(message(&[small, other], "Which is larger?")),
         request(message(&[large], "What do you see?")),
         request(late),
@@ -109,8 +111,8 @@ fn held_pictures_are_not_read_again_and_another_of_the_same_size_is() {
     let (first, same_size) = (picture("palette.png", 4), picture("palette-transparent.png", 4));
     assert_eq!(first.grid, same_size.grid);
     assert_ne!(first.key, same_size.key);
-    let one = request(message(&[first.clone()], "What colour is this?"));
-    let other = request(message(&[same_size.clone()], "What colour is this?"));
+    let one = request(message(std::slice::from_ref(&first), "What colour is this?"));
+    let other = request(message(std::slice::from_ref(&same_size), "What colour is this?"));
     let (answer, _) = ask(&engine, &one);
     let (again, stats) = ask(&engine, &one);
     assert_eq!(answer, again);
@@ -122,7 +124,7 @@ fn held_pictures_are_not_read_again_and_another_of_the_same_size_is() {
     assert!(stats.reused_rows <= before_picture, "reuse stops at the picture: {}", stats.reused_rows);
 
     // The conversation goes on: the picture in its first turn is held.
-    let mut next = message(&[first.clone()], "What colour is this?");
+    let mut next = message(std::slice::from_ref(&first), "What colour is this?");
     next.pieces.push(PromptItem::Tokens(tokens("It is red.<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n")));
     let next = request(next);
     ask(&engine, &one);

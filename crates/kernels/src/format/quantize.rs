@@ -33,7 +33,7 @@ pub fn quantize(
     if !ty.computable() {
         return Err(FormatError::NotComputable(ty));
     }
-    if cols == 0 || src.len() % cols != 0 || ty.row_bytes(cols).is_none() {
+    if cols == 0 || !src.len().is_multiple_of(cols) || ty.row_bytes(cols).is_none() {
         return Err(FormatError::NotWholeBlocks { ty, found: cols });
     }
     let expected = ty.row_bytes(src.len()).ok_or(FormatError::NotWholeBlocks { ty, found: src.len() })?;
