@@ -25,7 +25,7 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn reports_sizes_grid_and_notes_as_json() {
-    let output = vision(&picture("moving.gif"), &["--json"]);
+    let output = vision(&picture("moving.gif"), &["--json", "--vision-min-tokens", "4"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["source_size"], serde_json::json!([60, 44]));
@@ -65,8 +65,9 @@ fn written_rows_compare_equal_to_themselves_and_not_to_another_picture() {
 fn render_writes_what_the_encoder_sees() {
     let dir = tempfile::tempdir().unwrap();
     let png = dir.path().join("seen.png").display().to_string();
-    assert!(vision(&picture("rgb.png"), &["--render", &png]).status.success());
-    let seen = vision(&png, &["--json"]);
+    let least = ["--vision-min-tokens", "4"];
+    assert!(vision(&picture("rgb.png"), &[&least[..], &["--render", &png]].concat()).status.success());
+    let seen = vision(&png, &[&least[..], &["--json"]].concat());
     let report: serde_json::Value = serde_json::from_slice(&seen.stdout).unwrap();
     assert_eq!(report["source_size"], report["size"], "what was rendered needs no resizing");
     assert_eq!(report["size"], serde_json::json!([128, 96]));
@@ -138,7 +139,7 @@ fn text_without_pictures_is_the_same_with_and_without_an_encoder() {
 #[test]
 fn run_reads_pictures_from_files_and_from_a_pipe() {
     let (mmproj, seen) = (golden("tiny-mmproj.gguf"), picture("large.png"));
-    let ask = ["-p", "What is this?", "-n", "8", "--temp", "0", "--mmproj", &mmproj, "--image"];
+    let ask = ["-p", "What is this?", "-n", "8", "--temp", "0", "--think", "no", "--mmproj", &mmproj, "--image"];
     let from_file = run(&[&ask[..], &[&seen]].concat());
     assert!(from_file.status.success(), "{}", stderr(&from_file));
     assert!(!from_file.stdout.is_empty());
