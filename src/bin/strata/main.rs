@@ -47,8 +47,13 @@ enum Command {
     Perplexity(Box<perplexity::Args>),
 }
 
+/// llama.cpp's `-np`, which is two letters behind one dash.
+fn long_form(argument: std::ffi::OsString) -> std::ffi::OsString {
+    if argument == "-np" { "--parallel".into() } else { argument }
+}
+
 fn main() -> ExitCode {
-    let result = match Strata::parse().command {
+    let result = match Strata::parse_from(std::env::args_os().map(long_form)).command {
         Command::Inspect(args) => inspect::run(args),
         Command::Bench(args) => bench::run(*args),
         Command::Convert(args) => convert::run(*args),
