@@ -29,10 +29,9 @@ fn reports_sizes_grid_and_notes_as_json() {
     assert!(output.status.success(), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["source_size"], serde_json::json!([60, 44]));
-    // Enlarged to the encoder's smallest picture of 8 blocks.
-    assert_eq!(report["size"], serde_json::json!([128, 96]));
-    assert_eq!(report["grid"], serde_json::json!([3, 4]));
-    assert_eq!(report["tokens"], 12);
+    assert_eq!(report["size"], serde_json::json!([96, 64]));
+    assert_eq!(report["grid"], serde_json::json!([2, 3]));
+    assert_eq!(report["tokens"], 6);
     assert!(report["notes"][0].as_str().unwrap().contains("first frame"));
     assert!(report["milliseconds"]["attention"].as_f64().is_some());
 }
@@ -70,7 +69,7 @@ fn render_writes_what_the_encoder_sees() {
     let seen = vision(&png, &[&least[..], &["--json"]].concat());
     let report: serde_json::Value = serde_json::from_slice(&seen.stdout).unwrap();
     assert_eq!(report["source_size"], report["size"], "what was rendered needs no resizing");
-    assert_eq!(report["size"], serde_json::json!([128, 96]));
+    assert_eq!(report["size"], serde_json::json!([96, 64]));
 }
 
 #[test]

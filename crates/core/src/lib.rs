@@ -9,6 +9,7 @@ pub mod convert;
 pub mod engine;
 pub mod gguf;
 pub mod model;
+pub mod output;
 pub mod placement;
 pub mod text;
 pub mod vision;

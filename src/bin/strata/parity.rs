@@ -88,8 +88,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let reference = match (&against, &args.reference) {
         (Some(loaded), _) => record_all(&args, loaded)?,
         (None, Some(path)) => {
-            let text =
-                std::fs::read_to_string(path).map_err(|error| BadInput::new(format!("{}: {error}", path.display())))?;
+            let text = crate::cli::input::read_text(path)?;
             serde_json::from_str(&text)
                 .map_err(|error| BadInput::new(format!("{}: not a saved reference: {error}", path.display())))?
         }
@@ -206,21 +205,21 @@ fn print(
         return Ok(());
     }
     for (case, recorded) in report.cases.iter().zip(&reference.cases) {
-        print_case(case, recorded, &tested.tokenizer);
+        print_case(case, recorded, &tested.tokenizer)?;
     }
     if let Some(traced) = traced {
-        print_trace(traced);
+        print_trace(traced)?;
     } else if report.mismatches() > 0 && args.against.is_some() {
-        println!("\nWhere in the network they part: --trace");
+        crate::cli::outln!("\nWhere in the network they part: --trace");
     }
     Ok(())
 }
 
-fn print_case(case: &CaseReport, recorded: &ReferenceCase, tokenizer: &Tokenizer) {
+fn print_case(case: &CaseReport, recorded: &ReferenceCase, tokenizer: &Tokenizer) -> Result<()> {
     let piece = |id: u32| format!("{:?}", tokenizer.decode(&[id]));
     if let Some(prompt) = &case.prompt {
         let side = |id: Option<u32>| id.map_or_else(|| "the end".to_owned(), piece);
-        println!(
+        crate::cli::outln!(
             "\n{:?}: the prompts differ at token {}: {} in the reference, {} here (another chat template or tokenizer)",
             case.name,
             prompt.position,
@@ -228,45 +227,52 @@ fn print_case(case: &CaseReport, recorded: &ReferenceCase, tokenizer: &Tokenizer
             side(prompt.tested)
         );
         let from = prompt.position.saturating_sub(8);
-        println!("  after {:?}", tokenizer.decode(&recorded.prompt[from..prompt.position.min(recorded.prompt.len())]));
+        crate::cli::outln!(
+            "  after {:?}",
+            tokenizer.decode(&recorded.prompt[from..prompt.position.min(recorded.prompt.len())])
+        );
     }
     for difference in case.differences.iter().take(SHOWN) {
         let Difference { step, reference_gap, tested_gap, near_tie, .. } = difference;
         let kind = if *near_tie { "near tie" } else { "mismatch" };
-        println!(
+        crate::cli::outln!(
             "\n{:?}: {kind} at token {step}: gap {reference_gap} nats in the reference, {tested_gap} here",
             case.name
         );
         let from = step.saturating_sub(8);
-        println!("  after     {:?}", tokenizer.decode(&recorded.tokens[from..*step]));
+        crate::cli::outln!("  after     {:?}", tokenizer.decode(&recorded.tokens[from..*step]));
         for (side, candidates) in [("reference", &difference.reference), ("here", &difference.tested)] {
             let list: Vec<String> =
                 candidates.iter().map(|Candidate { id, log_prob }| format!("{} {log_prob}", piece(*id))).collect();
-            println!("  {side:9} {}", list.join("  "));
+            crate::cli::outln!("  {side:9} {}", list.join("  "));
         }
     }
     if case.differences.len() > SHOWN {
-        println!("  and {} further differences", case.differences.len() - SHOWN);
+        crate::cli::outln!("  and {} further differences", case.differences.len() - SHOWN);
     }
+    Ok(())
 }
 
-fn print_trace(traced: &TraceReport) {
-    println!("\nHidden state after every layer, {} rows:", traced.rows);
-    println!("  {:32} {:>14} {:>14}  first row", "stage", "relative", "largest");
+fn print_trace(traced: &TraceReport) -> Result<()> {
+    crate::cli::outln!("\nHidden state after every layer, {} rows:", traced.rows);
+    crate::cli::outln!("  {:32} {:>14} {:>14}  first row", "stage", "relative", "largest");
     for stage in &traced.stages {
         let row = stage.first_row.map_or_else(|| "-".to_owned(), |row| row.to_string());
-        println!("  {:32} {:>14} {:>14}  {row}", stage.name, stage.relative, stage.largest);
+        crate::cli::outln!("  {:32} {:>14} {:>14}  {row}", stage.name, stage.relative, stage.largest);
     }
     match traced.first.map(|first| &traced.stages[first]) {
-        None => println!("No difference."),
+        None => crate::cli::outln!("No difference."),
         Some(stage) => {
-            println!("The first difference appears in: {}", stage.name);
+            crate::cli::outln!("The first difference appears in: {}", stage.name);
             if traced.tensors.is_empty() {
-                println!("  its tensors are the same in both files: a setting, a kernel or the metadata differs");
+                crate::cli::outln!(
+                    "  its tensors are the same in both files: a setting, a kernel or the metadata differs"
+                );
             }
             for tensor in traced.tensors.iter().take(8) {
-                println!("  {tensor}");
+                crate::cli::outln!("  {tensor}");
             }
         }
     }
+    Ok(())
 }

@@ -1,10 +1,11 @@
 //! `strata vision`: encode a picture and show what the model sees.
 
 use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
+use crate::cli::input;
 use crate::cli::model::{VisionArgs, open_encoder};
 use anyhow::Context;
 use clap::Parser;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use strata::bundled;
@@ -45,7 +46,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let bytes = read_picture(&args.picture)?;
+    let bytes = input::read(&args.picture)?;
     let threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n as usize);
     let start = Instant::now();
@@ -74,20 +75,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let agrees = comparison.as_ref().is_none_or(|c| c.relative() <= args.tolerance);
     let report = Report { encoder: &encoder, checksum, picture, rows, open, preprocess, encode, times, comparison };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report.json())?);
+        crate::cli::outln!("{}", serde_json::to_string_pretty(&report.json())?);
     } else {
-        report.print(args.tolerance);
+        report.print(args.tolerance)?;
     }
     Ok(if agrees { ExitCode::SUCCESS } else { ExitCode::from(BEYOND_THRESHOLD) })
-}
-
-fn read_picture(path: &Path) -> anyhow::Result<Vec<u8>> {
-    if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes).context("standard input")?;
-        return Ok(bytes);
-    }
-    std::fs::read(path).with_context(|| path.display().to_string())
 }
 
 /// The encoder the arguments name, or the bundled one, and what its file was checked against.
@@ -165,40 +157,59 @@ impl Report<'_> {
         self.picture.key.iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    fn print(&self, tolerance: f32) {
+    fn print(&self, tolerance: f32) -> anyhow::Result<()> {
         let (picture, shape) = (&self.picture, self.encoder.shape());
-        println!(
+        crate::cli::outln!(
             "encoder     {} layers of {}, {} heads, patches of {} pixels, rows of {}",
-            shape.layers, shape.hidden, shape.heads, shape.picture.patch, shape.out
+            shape.layers,
+            shape.hidden,
+            shape.heads,
+            shape.picture.patch,
+            shape.out
         );
         match &self.checksum {
             Checksum::Unpinned => {}
-            Checksum::Verified { sha256, pinned_by } => println!("sha256      {sha256} (as {pinned_by})"),
+            Checksum::Verified { sha256, pinned_by } => crate::cli::outln!("sha256      {sha256} (as {pinned_by})"),
         }
-        println!("picture     {} of {}x{} pixels", picture.format, picture.source_size.0, picture.source_size.1);
-        println!("resized     {}x{} pixels", picture.size.0, picture.size.1);
-        println!("grid        {} rows x {} columns = {} tokens", picture.grid.0, picture.grid.1, self.rows.rows());
-        println!("key         {}", self.key());
+        crate::cli::outln!(
+            "picture     {} of {}x{} pixels",
+            picture.format,
+            picture.source_size.0,
+            picture.source_size.1
+        );
+        crate::cli::outln!("resized     {}x{} pixels", picture.size.0, picture.size.1);
+        crate::cli::outln!(
+            "grid        {} rows x {} columns = {} tokens",
+            picture.grid.0,
+            picture.grid.1,
+            self.rows.rows()
+        );
+        crate::cli::outln!("key         {}", self.key());
         for note in &picture.notes {
-            println!("note        {note}");
+            crate::cli::outln!("note        {note}");
         }
         for (stage, time) in self.stages() {
-            println!("{stage:<15} {:>10.2} ms", milliseconds(time));
+            crate::cli::outln!("{stage:<15} {:>10.2} ms", milliseconds(time));
         }
         let total = self.encode.as_secs_f64();
-        println!(
+        crate::cli::outln!(
             "{:<15} {:>10.2} ms, {:.1} tokens/s",
             "encode",
             milliseconds(self.encode),
             self.rows.rows() as f64 / total
         );
         let s = RowStatistics::of(&self.rows);
-        println!(
+        crate::cli::outln!(
             "values      mean {:.5}, deviation {:.5}, from {:.5} to {:.5}; row lengths {:.3} to {:.3}",
-            s.mean, s.deviation, s.min, s.max, s.shortest, s.longest
+            s.mean,
+            s.deviation,
+            s.min,
+            s.max,
+            s.shortest,
+            s.longest
         );
         if let Some(c) = &self.comparison {
-            println!(
+            crate::cli::outln!(
                 "compare     largest difference {:.3e} (block {}, column {}), rms {:.3e}, relative {:.3e}: {}",
                 c.largest,
                 c.at.0,
@@ -207,8 +218,9 @@ impl Report<'_> {
                 c.relative(),
                 if c.relative() <= tolerance { "within" } else { "BEYOND" }
             );
-            println!("tolerance   {tolerance:e} of the largest value {:.5}", c.scale);
+            crate::cli::outln!("tolerance   {tolerance:e} of the largest value {:.5}", c.scale);
         }
+        Ok(())
     }
 
     fn json(&self) -> serde_json::Value {

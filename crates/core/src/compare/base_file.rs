@@ -179,6 +179,7 @@ impl BaseWriter {
             return Err(CompareError::Input(format!("{} positions were not written", self.rows_left)));
         }
         let io = |source| CompareError::Io { file: self.path.display().to_string(), source };
+        crate::output::check_target(&self.path).map_err(io)?;
         let file = self.file.into_inner().map_err(|error| io(error.into_error()))?;
         file.persist(&self.path).map_err(|error| io(error.error))?;
         Ok(())

@@ -33,6 +33,11 @@ impl UnfinishedFile {
     pub fn create(target: &Path) -> Result<Self, GgufError> {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let temporary = target.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+        crate::output::check_target(target).map_err(|source| GgufError::Io {
+            path: target.to_path_buf(),
+            action: "write there",
+            source,
+        })?;
         let mut files = registry();
         // A leftover of a killed process that had the same id is ours to replace.
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary).map_err(|source| {

@@ -154,6 +154,10 @@ impl Grammar {
     /// [`TextError::Grammar`] with the compiler's message.
     pub fn new(env: &GrammarEnv, spec: &GrammarSpec, after_reasoning: bool) -> Result<Self, TextError> {
         let failed = |problem: String| TextError::Grammar { kind: spec.kind(), problem };
+        if after_reasoning {
+            // What cannot even start is refused here, not when the reasoning is over.
+            Self::new(env, spec, false)?;
+        }
         let mut body = match spec {
             GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(json!({"type": "object"})),
             GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(schema.clone()),
@@ -187,6 +191,8 @@ impl Grammar {
         if let Some(problem) = matcher.get_error() {
             return Err(failed(problem));
         }
+        let mut first = matcher.deep_clone();
+        first.compute_mask_or_eos().map_err(|error| failed(error.to_string()))?;
         Ok(Self { matcher, ends: env.ends.clone(), mask: TokenMask { bits: SimpleVob::alloc(env.vocab_size) } })
     }
 

@@ -70,6 +70,7 @@ fn save(
     write: impl FnOnce(&mut std::io::BufWriter<&mut std::fs::File>) -> std::io::Result<()>,
 ) -> Result<(), VisionError> {
     let failed = |source| VisionError::Io { path: path.to_path_buf(), source };
+    crate::output::check_target(path).map_err(failed)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
     {

@@ -25,18 +25,23 @@ use std::process::ExitCode;
 use strata_kernels::cpu::{Pool, bandwidth};
 
 /// Arguments of `strata bench`.
+/// Parses a number of rows, far below where sums of them could overflow.
+fn rows(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n <= 1 << 24).ok_or_else(|| format!("expected a number from 0 to {}", 1 << 24))
+}
+
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Rows to read, several separated by commas; 0 leaves reading out
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "512", aliases = ["n-prompt", "prefill"])]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "512", aliases = ["n-prompt", "prefill"], value_parser = rows)]
     pp: Vec<usize>,
     /// Tokens to generate; 0 leaves generating out
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "64", alias = "n-gen")]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "64", alias = "n-gen", value_parser = rows)]
     tg: Vec<usize>,
     /// Rows each slot holds before
-    #[arg(short, long, value_name = "N,...", value_delimiter = ',', default_value = "0", alias = "n-depth")]
+    #[arg(short, long, value_name = "N,...", value_delimiter = ',', default_value = "0", alias = "n-depth", value_parser = rows)]
     depth: Vec<usize>,
     /// Requests at the same time
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1", visible_alias = "batch")]
@@ -92,10 +97,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let own_text = match &args.prompt_file {
         None => None,
-        Some(path) => {
-            let read = std::fs::read_to_string(path);
-            Some(read.map_err(|e| BadInput::new(format!("{}: cannot read it: {e}", path.display())))?)
-        }
+        Some(path) => Some(crate::cli::input::read_text(path)?),
     };
     let load_before = journal::load();
     let loaded = LoadedModel::load(&args.model)?;
@@ -208,10 +210,10 @@ fn report(
     } else if args.json {
         let rows: Vec<_> = rows.iter().map(Row::json).collect();
         let all = json!({"machine": machine, "build": journal::build(), "model": model, "settings": settings, "results": rows});
-        println!("{all:#}");
+        crate::cli::outln!("{all:#}");
     } else {
         let text = |v: &serde_json::Value| v.as_str().unwrap_or("unknown").to_string();
-        println!(
+        crate::cli::outln!(
             "{} · {} threads · {} · reads {} GB/s\n",
             text(&model["name"]),
             settings["threads"],

@@ -276,7 +276,7 @@ pub fn run(args: &ServeLoadArgs, serve: &str, against: Option<&str>, json: bool)
         }
         let summaries: Vec<Summary> = rounds.iter().map(|r| Summary::of(r)).collect();
         if !json {
-            print_row(clients, &sides, &summaries);
+            print_row(clients, &sides, &summaries)?;
         }
         rows.push(json!({
             "clients": clients,
@@ -289,7 +289,7 @@ pub fn run(args: &ServeLoadArgs, serve: &str, against: Option<&str>, json: bool)
         }));
     }
     if json {
-        println!(
+        crate::cli::outln!(
             "{}",
             json!({
                 "prompt_tokens": args.prompt_tokens, "answer_tokens": args.answer_tokens, "rounds": args.rounds,
@@ -308,7 +308,7 @@ fn ratio(summaries: &[Summary]) -> Option<f64> {
     }
 }
 
-fn print_row(clients: usize, sides: &[&str], summaries: &[Summary]) {
+fn print_row(clients: usize, sides: &[&str], summaries: &[Summary]) -> Result<()> {
     for (url, s) in sides.iter().zip(summaries) {
         let (low, high) = (s.decode.first().copied().unwrap_or(0.0), s.decode.last().copied().unwrap_or(0.0));
         let mut line = format!(
@@ -326,11 +326,12 @@ fn print_row(clients: usize, sides: &[&str], summaries: &[Summary]) {
         if s.drafted > 0 {
             line += &format!("; drafts {}/{}", s.accepted, s.drafted);
         }
-        println!("{line}");
+        crate::cli::outln!("{line}");
     }
     if let Some(ratio) = ratio(summaries) {
-        println!("  ratio {ratio:.2}");
+        crate::cli::outln!("  ratio {ratio:.2}");
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ impl TextArgs {
 
 /// A text file without the line end at its end.
 pub fn read_text(path: &Path) -> Result<String> {
-    let bytes = std::fs::read(path).map_err(|error| BadInput::new(format!("{}: {error}", path.display())))?;
+    let bytes = super::input::read(path)?;
     let mut text = String::from_utf8(bytes).map_err(|error| {
         BadInput::new(format!("{}: not UTF-8 at byte {}", path.display(), error.utf8_error().valid_up_to()))
     })?;
@@ -95,11 +95,11 @@ impl ReportArgs {
         if self.json {
             let mut report = details;
             report.insert("figures".into(), Value::Object(figures.json()));
-            println!("{}", serde_json::to_string_pretty(&report)?);
+            crate::cli::outln!("{}", serde_json::to_string_pretty(&report)?);
         } else if self.csv {
             print!("{}", figures.csv());
         } else {
-            println!("{headline}");
+            crate::cli::outln!("{headline}");
             print!("{}", figures.table());
         }
         Ok(())
@@ -130,6 +130,7 @@ pub fn verdict(what: &str, value: f64, threshold: Option<f64>) -> ExitCode {
 /// Writes a small file in one go, under its name only when complete.
 pub fn write_whole(path: &Path, contents: &str) -> Result<()> {
     let shown = || format!("cannot write {}", path.display());
+    strata_core::output::check_target(path).with_context(shown)?;
     let partial = path.with_extension("partial");
     std::fs::write(&partial, contents).with_context(shown)?;
     std::fs::rename(&partial, path).with_context(shown)

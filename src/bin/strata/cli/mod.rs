@@ -2,7 +2,17 @@
 
 pub mod comparison;
 pub mod failure;
+pub mod input;
 pub mod interrupt;
 pub mod model;
 pub mod progress;
 pub mod settings;
+
+/// Prints a line to stdout. Unlike `println!` it gives an error where stdout cannot be written, and does not panic.
+macro_rules! outln {
+    ($($line:tt)*) => {{
+        use std::io::Write;
+        writeln!(std::io::stdout(), $($line)*)?
+    }};
+}
+pub(crate) use outln;

@@ -7,21 +7,19 @@ mod conversation;
 mod summary;
 
 use crate::cli::failure::BadInput;
+use crate::cli::input;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
 use crate::cli::settings::{self, DraftArgs, SamplingArgs};
 use answer::{Answer, Shown};
 use anyhow::{Context, Result, anyhow};
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use strata_core::engine::{Engine, EngineHandle, EngineOptions, Prompt, Request};
 use strata_core::text::{Specials, TemplateInput, encode_chat};
 use strata_core::vision::{PictureReader, PictureRows};
-
-/// Largest prompt file or picture that is read.
-const MAX_INPUT_BYTES: u64 = 256 << 20;
 
 /// Arguments of `strata run`.
 #[derive(clap::Args)]
@@ -233,18 +231,16 @@ fn read_prompt(args: &Args) -> Result<String> {
         return Ok(prompt.clone());
     }
     let (name, bytes) = match &args.file {
-        Some(path) => (path.display().to_string(), read_limited(&mut open(path)?, path)?),
+        Some(path) => (path.display().to_string(), input::read(path)?),
         None if args.image.iter().any(|path| path.as_os_str() == "-") => {
             return Err(BadInput::new("stdin holds the picture, so the prompt must come with -p or -f").into());
         }
         None if std::io::stdin().is_terminal() => {
             return Err(BadInput::new("no prompt").hint("give one with -p TEXT, -f FILE or on stdin").into());
         }
-        None => ("stdin".to_owned(), read_limited(&mut std::io::stdin().lock(), Path::new("stdin"))?),
+        None => ("stdin".to_owned(), input::read(Path::new("-"))?),
     };
-    let mut text = String::from_utf8(bytes).map_err(|error| {
-        BadInput::new(format!("{name} is not UTF-8 text (byte {})", error.utf8_error().valid_up_to()))
-    })?;
+    let mut text = input::text(&name, bytes)?;
     // A file's or pipe's last line break ends the line, it does not belong to a message.
     if !args.raw && text.ends_with('\n') {
         text.pop();
@@ -267,30 +263,8 @@ fn read_picture_files(paths: &[PathBuf]) -> Result<Vec<(String, Vec<u8>)>> {
 }
 
 fn read_picture_file(path: &Path) -> Result<(String, Vec<u8>)> {
-    if path.as_os_str() == "-" {
-        return Ok(("stdin".to_owned(), read_limited(&mut std::io::stdin().lock(), Path::new("stdin"))?));
-    }
-    Ok((path.display().to_string(), read_limited(&mut open(path)?, path)?))
-}
-
-fn open(path: &Path) -> Result<std::fs::File> {
-    let cannot = |problem: String| BadInput::new(format!("cannot read {}: {problem}", path.display()));
-    let file = std::fs::File::open(path).map_err(|error| cannot(error.to_string()))?;
-    if file.metadata().is_ok_and(|meta| meta.is_dir()) {
-        return Err(cannot("it is a folder".to_owned()).into());
-    }
-    Ok(file)
-}
-
-fn read_limited(from: &mut impl Read, name: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    from.take(MAX_INPUT_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| BadInput::new(format!("cannot read {}: {error}", name.display())))?;
-    if bytes.len() as u64 > MAX_INPUT_BYTES {
-        return Err(BadInput::new(format!("{} is larger than {} MiB", name.display(), MAX_INPUT_BYTES >> 20)).into());
-    }
-    Ok(bytes)
+    let name = if path.as_os_str() == "-" { "stdin".to_owned() } else { path.display().to_string() };
+    Ok((name, input::read(path)?))
 }
 
 fn println_json(value: &serde_json::Value) -> Result<()> {
