@@ -11,12 +11,16 @@ pub struct Limited {
     pub code: Option<i32>,
     /// What it wrote to stderr.
     pub stderr: String,
+    /// User and system time of all its threads: unlike the time on the wall, other processes hardly change it.
+    cpu_time: Duration,
     elapsed: Duration,
     peak_bytes: u64,
 }
 
-/// A run that only reads a header takes milliseconds; the rest is room for a busy machine.
-const MAX_TIME: Duration = Duration::from_secs(10);
+/// Bad input is told within a second; a run that only reads a header takes milliseconds.
+const MAX_CPU_TIME: Duration = Duration::from_secs(1);
+/// Catches a run that waits instead of computing; the rest is room for a busy machine.
+const MAX_ELAPSED: Duration = Duration::from_secs(10);
 /// The program itself, with the bundled model in it, and the header of a small model. This process's own peak counts too.
 const MAX_MEMORY: u64 = 300 << 20;
 
@@ -42,9 +46,11 @@ impl Limited {
         // SAFETY: the process is our child and has not been waited for; both pointers are to live values.
         let waited = unsafe { libc::wait4(child.id() as i32, &mut status, 0, &mut usage) };
         assert_eq!(waited, child.id() as i32);
+        let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
         Limited {
             code: ExitStatus::from_raw(status).code(),
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
+            cpu_time: time(usage.ru_utime) + time(usage.ru_stime),
             elapsed: start.elapsed(),
             peak_bytes: usage.ru_maxrss as u64 * 1024,
         }
@@ -52,7 +58,8 @@ impl Limited {
 
     /// Fails when the run took more than reading a header may take.
     pub fn assert_small_and_quick(&self, what: &str) {
-        assert!(self.elapsed < MAX_TIME, "{what}: took {:?}", self.elapsed);
+        assert!(self.cpu_time < MAX_CPU_TIME, "{what}: took {:?} of CPU time", self.cpu_time);
+        assert!(self.elapsed < MAX_ELAPSED, "{what}: took {:?}", self.elapsed);
         assert!(self.peak_bytes < MAX_MEMORY, "{what}: took {} MiB", self.peak_bytes >> 20);
     }
 }
