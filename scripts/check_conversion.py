@@ -7,8 +7,9 @@ converter. Prints Markdown; exit code 1 when something does not hold.
   files    key set, tensor names, shapes and (unquantized) bits of strata's files against convert_hf_to_gguf.py's
   quants   RMSE, largest error and speed (CPU time, one thread) per tensor and type against ggml_quantize_chunk
   speed    strata convert against llama-quantize on the whole folder
+  kl       KL divergence from the F32 file over a text, of strata's files and of llama-quantize's
 
-usage: check_conversion.py HF_DIR --llama-cpp DIR --strata BIN [--rows BIN] [--python PYTHON] [files] [quants] [speed]
+usage: check_conversion.py HF_DIR --llama-cpp DIR --strata BIN [--rows BIN] [--python PYTHON] [--text FILE] [files] [quants] [speed] [kl]
 """
 import argparse
 import ctypes
@@ -162,6 +163,28 @@ def whole(a, work):
     print()
 
 
+def divergence(a, work):
+    print(f"## KL divergence from F32 over {a.text.name}, nats\n")
+    base = work / "base-f32.gguf"
+    run(a.strata, "convert", a.hf, "-o", base, "--type", "F32", "--no-verify", "--force")
+
+    def kl(model):
+        out = run(a.strata, "kl-compare", "-m", model, "--against", base, "-f", a.text, "-c", "128", "--json").stdout
+        return json.loads(out)["figures"]["kl_mean"]
+
+    print("| type | strata | llama-quantize |\n| --- | --- | --- |")
+    for ours, theirs in [("Q4_K", ["--pure", "Q4_K_S"]), ("Q5_K", ["--pure", "Q5_K_S"]), ("Q6_K", ["--pure", "Q6_K"]),
+                         ("Q4_K_M", ["Q4_K_M"]), ("Q5_K_M", ["Q5_K_M"])]:
+        run(a.strata, "convert", a.hf, "-o", work / "o.gguf", "--type", ours, "--no-verify", "--force")
+        *flags, name = theirs
+        run(a.llama_cpp / "build/bin/llama-quantize", *flags, base, work / "t.gguf", name)
+        strata, llama = kl(work / "o.gguf"), kl(work / "t.gguf")
+        print(f"| {ours} | {strata:.4f} | {llama:.4f} |")
+        # Two quantizers of one error differ by several per cent over a short text.
+        check(strata < 1.1 * llama, f"{ours}: KL {strata}, llama-quantize {llama}")
+    print()
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("hf", type=Path)
@@ -169,11 +192,12 @@ def main():
     p.add_argument("--strata", type=Path, default=Path("target/release/strata"))
     p.add_argument("--rows", type=Path, default=Path("target/release/examples/quantize_rows"))
     p.add_argument("--python", default=sys.executable, help="the Python that runs convert_hf_to_gguf.py")
-    p.add_argument("parts", nargs="*", default=["files", "quants", "speed"])
+    p.add_argument("--text", type=Path, default=Path("tests/golden/compare/text.txt"))
+    p.add_argument("parts", nargs="*", default=["files", "quants", "speed", "kl"])
     a = p.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as work:
         for part in a.parts:
-            {"files": files, "quants": quant_table, "speed": whole}[part](a, Path(work))
+            {"files": files, "quants": quant_table, "speed": whole, "kl": divergence}[part](a, Path(work))
     print("All holds." if not failures else f"{len(failures)} differences.")
     return 1 if failures else 0
 

@@ -44,6 +44,11 @@ impl ConvertOptions {
             writer: WriterOptions::default(),
         }
     }
+
+    /// Chooses types for a model of so many layers and experts.
+    fn chooser(&self, layers: u64, experts: u64) -> TypeChooser {
+        TypeChooser { recipe: self.recipe, overrides: self.overrides.clone(), mtp: self.mtp_type, layers, experts }
+    }
 }
 
 /// What was done with one tensor.
@@ -122,7 +127,8 @@ pub fn convert_text_model(
     if let Some(imatrix) = &imatrix {
         add_imatrix_keys(&mut keys, imatrix);
     }
-    write_plan(&checkpoint, plan, keys, config.layers.len() as u64, imatrix, out, options, progress)
+    let chooser = options.chooser(config.layers.len() as u64, config.experts);
+    write_plan(&checkpoint, plan, keys, chooser, imatrix, out, options, progress)
 }
 
 /// Converts the vision encoder of a folder to the file llama.cpp calls `mmproj`.
@@ -145,7 +151,7 @@ pub fn convert_vision(
     let name = options.name.clone().unwrap_or_else(|| metadata::name_of_folder(checkpoint.folder()));
     let keys =
         metadata::vision(checkpoint.folder(), &config, vision, &plan.tensors, options.recipe.file_type(), &name)?;
-    write_plan(&checkpoint, plan, keys, vision.blocks, None, out, options, progress)
+    write_plan(&checkpoint, plan, keys, options.chooser(vision.blocks, 0), None, out, options, progress)
 }
 
 /// The keys llama.cpp's quantizer leaves about the importance matrix.
@@ -164,14 +170,12 @@ fn write_plan(
     checkpoint: &Checkpoint,
     plan: Plan,
     keys: Metadata,
-    layers: u64,
+    chooser: TypeChooser,
     imatrix: Option<Imatrix>,
     out: &Path,
     options: &ConvertOptions,
     progress: Progress,
 ) -> Result<ConvertReport, ConvertError> {
-    let chooser =
-        TypeChooser { recipe: options.recipe, overrides: options.overrides.clone(), mtp: options.mtp_type, layers };
     let mut report = ConvertReport {
         files: Vec::new(),
         read_bytes: 0,

@@ -156,6 +156,7 @@ fn head_of_checkpoint(
         overrides: options.overrides.clone(),
         mtp: options.mtp_type,
         layers: trunk,
+        experts: config.experts,
     };
     let mut head = Head {
         layers: plan.mtp_layers,

@@ -28,8 +28,14 @@ pub enum Class {
     ExpertIn,
     /// Expert down matrices.
     ExpertOut,
+    /// The shared expert's down matrix.
+    SharedOut,
     /// The value projection of an attention layer, or the fused projection of a delta net layer.
     Value,
+    /// The key projection of an attention layer.
+    Key,
+    /// The output projection of an attention layer.
+    AttentionOut,
     /// The delta net's decay and beta projections.
     DeltaGate,
     /// Any other matrix of a layer.
@@ -284,7 +290,10 @@ pub fn class_of(gguf_name: &str, dims: &[u64]) -> Class {
         "output.weight" | "nextn.shared_head_head.weight" => Class::Head,
         "ffn_gate_exps.weight" | "ffn_up_exps.weight" | "ffn_gate_up_exps.weight" => Class::ExpertIn,
         "ffn_down_exps.weight" => Class::ExpertOut,
-        "attn_v.weight" => Class::Value,
+        "ffn_down_shexp.weight" => Class::SharedOut,
+        "attn_v.weight" | "attn_qkv.weight" => Class::Value,
+        "attn_k.weight" => Class::Key,
+        "attn_output.weight" => Class::AttentionOut,
         "ssm_alpha.weight" | "ssm_beta.weight" => Class::DeltaGate,
         "ffn_gate_inp.weight" | "ffn_gate_inp_shexp.weight" | "ssm_conv1d.weight" | "v.position_embd.weight" => {
             Class::Small

@@ -9,7 +9,7 @@ use strata_kernels::format::TensorType;
 pub enum Recipe {
     /// Every matrix in one type.
     Uniform(TensorType),
-    /// llama.cpp's mix: Q4_K, more bits for the head, and for values and expert down matrices of some layers.
+    /// llama.cpp's mix: Q4_K, more bits for the head, and for values and down matrices of some layers.
     Q4KM,
     /// The same with Q5_K.
     Q5KM,
@@ -70,12 +70,16 @@ impl Recipe {
         !matches!(self, Recipe::Uniform(TensorType::F32 | TensorType::F16 | TensorType::BF16))
     }
 
-    /// The type for a class of tensor in layer `layer` of `layers`.
-    fn choose(self, class: Class, layer: Option<u64>, layers: u64) -> TensorType {
+    /// The type for a class of tensor in layer `layer` of `layers`, of a model with `experts` experts.
+    fn choose(self, class: Class, layer: Option<u64>, layers: u64, experts: u64) -> TensorType {
         let more = layer.is_some_and(|i| more_bits(i, layers));
+        // llama.cpp spends more on the attention of models with exactly eight experts, where it is a small part.
+        let eight = experts == 8;
         let mix = |base| match class {
             Class::Head => TensorType::Q6_K,
-            Class::Value | Class::ExpertOut if more => TensorType::Q6_K,
+            Class::Value | Class::Key if eight => TensorType::Q8_0,
+            Class::AttentionOut if eight => TensorType::Q5_K,
+            Class::Value | Class::ExpertOut | Class::SharedOut if more => TensorType::Q6_K,
             _ => base,
         };
         match self {
@@ -199,6 +203,8 @@ pub struct TypeChooser {
     pub mtp: Option<TensorType>,
     /// Trunk layers.
     pub layers: u64,
+    /// Experts of a layer.
+    pub experts: u64,
 }
 
 /// The type of one tensor, and a remark where it is not what the recipe says.
@@ -223,7 +229,7 @@ impl TypeChooser {
         if let Some(ty) = asked {
             return fit(ty, dims);
         }
-        let chosen = self.recipe.choose(class, layer_of(name), self.layers);
+        let chosen = self.recipe.choose(class, layer_of(name), self.layers, self.experts);
         if part == Part::Mtp {
             let floor = if is_k_quant(chosen) { TensorType::Q8_0 } else { chosen };
             return fit(self.mtp.unwrap_or(floor), dims);
@@ -263,6 +269,7 @@ mod tests {
             overrides: overrides.iter().map(|o| Override::parse(o).unwrap()).collect(),
             mtp: None,
             layers: 40,
+            experts: 256,
         }
     }
 
@@ -313,6 +320,26 @@ mod tests {
             ("blk.0.attn_norm.weight", &[2048], TensorType::F32),
         ] {
             assert_eq!(ty(&c, name, dims), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_mixes_are_those_of_llama_quantize() {
+        // As llama-quantize Q4_K_M chose for 256 and for 8 experts.
+        for (name, of_256, of_8) in [
+            ("blk.0.attn_qkv.weight", TensorType::Q6_K, TensorType::Q8_0),
+            ("blk.6.attn_qkv.weight", TensorType::Q4_K, TensorType::Q8_0),
+            ("blk.7.attn_v.weight", TensorType::Q6_K, TensorType::Q8_0),
+            ("blk.7.attn_k.weight", TensorType::Q4_K, TensorType::Q8_0),
+            ("blk.7.attn_output.weight", TensorType::Q4_K, TensorType::Q5_K),
+            ("blk.7.ffn_down_exps.weight", TensorType::Q6_K, TensorType::Q6_K),
+            ("blk.7.ffn_down_shexp.weight", TensorType::Q6_K, TensorType::Q6_K),
+            ("blk.6.ffn_down_shexp.weight", TensorType::Q4_K, TensorType::Q4_K),
+            ("blk.6.ssm_out.weight", TensorType::Q4_K, TensorType::Q4_K),
+        ] {
+            let c = chooser("Q4_K_M", &[]);
+            assert_eq!(ty(&c, name, &[2048, 2048]), of_256, "{name}");
+            assert_eq!(ty(&TypeChooser { experts: 8, ..c }, name, &[2048, 2048]), of_8, "{name}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::Model as _;
 use tokenizers::models::bpe::{BPE, Vocab};
-use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::{PreTokenizer, TextError};
 use crate::gguf::Metadata;
@@ -293,7 +293,8 @@ impl Tokenizer {
 
     /// The ids of `text`.
     ///
-    /// The text is brought to NFC first, as the model was trained; the bytes of the ids are exactly the NFC text.
+    /// The text is brought to NFC first, as the model was trained: that of the `tokenizers` library, which knows Unicode 9.
+    /// The bytes of the ids are exactly the NFC text.
     ///
     /// # Errors
     /// [`TextError::Tokenizer`] if the BPE model fails, which a checked vocabulary gives no occasion for.
@@ -318,7 +319,7 @@ impl Tokenizer {
         if is_nfc_quick(text.chars()) == IsNormalized::Yes {
             return self.encode_nfc(text, ids);
         }
-        self.encode_nfc(&text.nfc().collect::<String>(), ids)
+        self.encode_nfc(&text.nfc().map(|(char, _)| char).collect::<String>(), ids)
     }
 
     fn encode_nfc(&self, mut text: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
@@ -441,13 +442,34 @@ mod tests {
         let corpus = golden_json("text/tokenizer.json");
         for row in corpus.as_array().unwrap() {
             let text = row["text"].as_str().unwrap();
-            let nfc: String = text.nfc().collect();
+            let nfc: String = text.nfc().map(|(char, _)| char).collect();
             assert_eq!(TOKENIZER.decode(&TOKENIZER.encode(text, Specials::AsText).unwrap()), nfc);
         }
         // Beyond the backtrack limit of the regex the `tokenizers` library would use.
         for long in [" ".repeat(200_000) + "x", "\u{301}".repeat(100_000), "क्".repeat(50_000), "ab\n".repeat(100_000)]
         {
             assert!(TOKENIZER.decode(&TOKENIZER.encode(&long, Specials::Parse).unwrap()) == long);
+        }
+    }
+
+    #[test]
+    fn nfc_is_that_of_the_tokenizers_library() {
+        for text in [
+            "e\u{301}",
+            "\u{1100}\u{1161}\u{11a8}",
+            "\u{344}",
+            // Composed, decomposed and ordered only by a newer Unicode than 9.
+            "\u{11935}\u{11930}",
+            "\u{11938}",
+            "a\u{301}\u{1dfa}",
+            "a\u{10eab}\u{8d3}\u{323}",
+            "\u{1611e}\u{1611e}\u{301}",
+            "\u{105d2}\u{307}",
+        ] {
+            let mut expected = tokenizers::NormalizedString::from(text);
+            expected.nfc();
+            let found = TOKENIZER.decode(&TOKENIZER.encode(text, Specials::AsText).unwrap());
+            assert_eq!(found, expected.get(), "{text:?}");
         }
     }
 

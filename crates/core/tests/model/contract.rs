@@ -3,6 +3,7 @@
 use super::{golden, load, read, read_mtp, rows, sample_tokens, tiny};
 use strata_core::gguf::GgufFile;
 use strata_core::model::{Model, SlotState, StepOutput, Window};
+use strata_kernels::cpu::Simd;
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
@@ -27,6 +28,44 @@ fn chunk_sizes_and_threads_change_no_bit() {
             let expected = reference.get_or_insert_with(|| found.clone());
             assert!(found == *expected, "chunks of {chunk} on {threads} threads differ");
         }
+    }
+}
+
+/// Set in the processes of [`every_instruction_set_gives_the_same_bits`] that compute, one per level.
+const COMPUTES: &str = "STRATA_TEST_COMPUTES_BITS";
+
+#[test]
+fn every_instruction_set_gives_the_same_bits() {
+    const NAME: &str = "contract::every_instruction_set_gives_the_same_bits";
+    if std::env::var_os(COMPUTES).is_some() {
+        let tokens = sample_tokens(120);
+        let mut state = state(tiny());
+        let (mut logits, mut hidden) = read(tiny(), &mut state, &tokens[..100], 512);
+        let (more_logits, more_hidden) = read(tiny(), &mut state, &tokens[100..], 1);
+        logits.extend(more_logits);
+        hidden.extend(more_hidden);
+        let (mtp_logits, _) = read_mtp(tiny(), &mut state, &tokens, &hidden, 64);
+        let fold = |values: &[f32]| {
+            bits(values).iter().fold(0u64, |hash, &word| (hash ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3))
+        };
+        println!("level {:?}", Simd::current());
+        println!("bits {:x} {:x} {:x} {:?}", fold(&logits), fold(&hidden), fold(&mtp_logits), state.hash());
+        return;
+    }
+    // The level is read once per process.
+    let computed = |level: &str, simd: Simd| {
+        let mut command = std::process::Command::new(std::env::current_exe().expect("this test"));
+        command.args([NAME, "--exact", "--nocapture"]).env(COMPUTES, "1").env("STRATA_SIMD", level);
+        let out = command.output().expect("runs");
+        let out = String::from_utf8(out.stdout).expect("text");
+        assert!(out.contains(&format!("level {simd:?}\n")), "{level}: {out}");
+        let found = out.lines().find_map(|line| line.split_once("bits ")).unwrap_or_else(|| panic!("{level}: {out}"));
+        found.1.to_owned()
+    };
+    let scalar = computed("scalar", Simd::Scalar);
+    for (level, simd) in [("avx2", Simd::Avx2), ("avx512", Simd::Avx512)] {
+        // A machine that lacks a level takes its best one.
+        assert_eq!(computed(level, simd.min(Simd::detect())), scalar, "{level}");
     }
 }
 

@@ -8,6 +8,7 @@ pub mod blocks;
 mod dequantize;
 mod quantize;
 mod quantize_asymmetric;
+mod quantize_fit;
 mod quantize_symmetric;
 mod tensor_type;
 

@@ -6,12 +6,12 @@
 //! multiply-add, and no sum runs across lanes.
 
 use super::blocks::{BLOCK, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0, SUPERBLOCK};
-use super::quantize_asymmetric::{self, finite_half, larger, round, smaller};
-use super::quantize_symmetric;
+use super::quantize_asymmetric::Asymmetric;
+use super::quantize_fit::{self, finite_half, larger, round, smaller};
+use super::quantize_symmetric::Symmetric;
 use super::{FormatError, TensorType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use std::collections::BinaryHeap;
 
 /// Writes rows of `cols` weights as blocks of `ty`.
 ///
@@ -121,7 +121,7 @@ fn quantize_any(ty: TensorType, src: &[f32], importance: Option<&[f32]>, cols: u
         }
         TensorType::Q4_K => {
             let blocks: &mut [BlockQ4K] = bytemuck::cast_slice_mut(dst);
-            quantize_asymmetric::quantize::<15>(src, importance, cols, |index, fitted| {
+            quantize_fit::quantize::<Asymmetric<15>>(src, importance, cols, |index, fitted| {
                 blocks[index] = BlockQ4K {
                     d: fitted.d,
                     dmin: fitted.dmin,
@@ -132,7 +132,7 @@ fn quantize_any(ty: TensorType, src: &[f32], importance: Option<&[f32]>, cols: u
         }
         TensorType::Q5_K => {
             let blocks: &mut [BlockQ5K] = bytemuck::cast_slice_mut(dst);
-            quantize_asymmetric::quantize::<31>(src, importance, cols, |index, fitted| {
+            quantize_fit::quantize::<Asymmetric<31>>(src, importance, cols, |index, fitted| {
                 let mut qh = [0; 32];
                 for s in 0..8 {
                     for i in 0..32 {
@@ -150,7 +150,7 @@ fn quantize_any(ty: TensorType, src: &[f32], importance: Option<&[f32]>, cols: u
         }
         TensorType::Q6_K => {
             let blocks: &mut [BlockQ6K] = bytemuck::cast_slice_mut(dst);
-            quantize_symmetric::quantize(src, importance, cols, |index, fitted| {
+            quantize_fit::quantize::<Symmetric>(src, importance, cols, |index, fitted| {
                 let (ql, qh) = pack_six_bits(&fitted.levels);
                 blocks[index] = BlockQ6K { ql, qh, scales: fitted.scales, d: fitted.d };
             });
@@ -228,22 +228,6 @@ fn pack_six_bits(levels: &[u8; SUPERBLOCK]) -> ([u8; 128], [u8; 64]) {
         }
     }
     (ql, qh)
-}
-
-/// Pulls the largest error of a call down to `enough`, as far as that goes: hands the superblock with the largest error
-/// to `improve(index, error)`, which returns its new largest error, until the worst one is good enough or was already
-/// improved.
-#[inline(always)]
-pub(super) fn tighten(errors: &[f32], enough: f32, mut improve: impl FnMut(usize, f32) -> f32) {
-    // Errors are not negative, so their bits are ordered as they are.
-    let mut worst_first: BinaryHeap<(u32, usize, bool)> =
-        errors.iter().enumerate().map(|(index, error)| (error.to_bits(), index, false)).collect();
-    while let Some((error, index, done)) = worst_first.pop() {
-        if done || f32::from_bits(error) <= enough {
-            return;
-        }
-        worst_first.push((improve(index, f32::from_bits(error)).to_bits(), index, true));
-    }
 }
 
 #[cfg(test)]

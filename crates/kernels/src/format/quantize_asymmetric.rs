@@ -1,7 +1,6 @@
 //! The quantizer of `Q4_K` and `Q5_K`: sub-blocks of 32 weights stored as `scale * q - min` with `q` in `0..=LEVELS`.
 //!
-//! The eight sub-blocks of a superblock are fitted side by side, one per SIMD lane, so every sum runs down the lanes
-//! and the result does not depend on the instruction set. Per superblock:
+//! Per superblock ([`super::quantize_fit`] has what surrounds it):
 //! 1. for a row of trial scales, round the weights and solve the weighted least squares for (scale, min); keep the fit
 //!    with the smallest squared error whose extremes stay within the error a plain range fit would have;
 //! 2. round scales and minima to the 6-bit grid of the superblock, and try the neighbouring grid scales with the
@@ -10,6 +9,10 @@
 //!    smallest largest error, until the worst one cannot be improved.
 
 use super::blocks::{Half, SUPERBLOCK};
+use super::quantize_fit::{
+    Columns, Superblock, clamp, columns, cost, finite_half, importance_columns, inverse, larger, larger_lane, round,
+    smaller, worst_lane,
+};
 
 /// Sub-blocks of a superblock: one lane each.
 const LANES: usize = 8;
@@ -19,19 +22,11 @@ const SUB: usize = 32;
 const GRID: f32 = 63.0;
 /// Most a fit may cut off, in half steps of a plain range fit of the widest sub-block.
 const CAP: f32 = 1.3;
-/// The largest error of a call is pulled down to this share of half a step of a plain range fit of the widest sub-block:
-/// below what ggml's quantizer reaches, and not so far that it takes long.
-const fn enough(levels: usize) -> f32 {
-    if levels == 15 { 0.90 } else { 0.94 }
-}
 /// One value per sub-block.
 type Lanes = [f32; LANES];
-/// The weights of a superblock, transposed: `[i][s]` is weight `i` of sub-block `s`.
-type Columns = [Lanes; SUB];
-
 /// A fitted superblock: weight `i` of sub-block `s` is `d * scales[s] * q[i][s] - dmin * mins[s]`.
 #[derive(Clone, Copy)]
-pub(super) struct Superblock {
+pub(super) struct Block {
     pub d: Half,
     pub dmin: Half,
     pub scales: [u8; LANES],
@@ -42,80 +37,11 @@ pub(super) struct Superblock {
 
 /// The grid of a superblock before the levels are assigned.
 #[derive(Clone, Copy)]
-struct Grid {
+pub(super) struct Grid {
     d: Half,
     dmin: Half,
     scales: Lanes,
     mins: Lanes,
-}
-
-/// Rounds to the nearest integer, ties to even, for |x| < 2^22 (vectorizes on every instruction set).
-#[inline(always)]
-pub(super) fn round(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
-    (x + MAGIC) - MAGIC
-}
-
-/// The larger; one instruction, unlike `f32::max`, which orders NaN. Inputs are finite.
-#[inline(always)]
-pub(super) fn larger(a: f32, b: f32) -> f32 {
-    if a > b { a } else { b }
-}
-
-/// The smaller.
-#[inline(always)]
-pub(super) fn smaller(a: f32, b: f32) -> f32 {
-    if a < b { a } else { b }
-}
-
-/// `x` held within `0..=top`.
-#[inline(always)]
-fn clamp(x: f32, top: f32) -> f32 {
-    smaller(larger(x, 0.0), top)
-}
-
-/// The half nearest to `x`, at most the largest finite one.
-#[inline(always)]
-pub(super) fn finite_half(x: f32) -> Half {
-    Half::from_f32(larger(smaller(x, 65504.0), -65504.0))
-}
-
-/// `1 / x`, or 0 where `x` is 0 or its reciprocal is not finite.
-#[inline(always)]
-fn inverse(x: f32) -> f32 {
-    let inv = 1.0 / x;
-    if x > 0.0 && inv < f32::INFINITY { inv } else { 0.0 }
-}
-
-/// Quantizes rows of whole superblocks to levels `0..=LEVELS`; `write(index, block)` receives every superblock at least
-/// once (again when step 3 improves it). `importance` has one value per column, `cols` in all.
-#[inline(always)]
-pub(super) fn quantize<const LEVELS: usize>(
-    src: &[f32],
-    importance: Option<&[f32]>,
-    cols: usize,
-    mut write: impl FnMut(usize, &Superblock),
-) {
-    let mut errors = Vec::with_capacity(src.len() / SUPERBLOCK);
-    let per_row = cols / SUPERBLOCK;
-    let weights = |index: usize| importance.map(|w| &w[(index % per_row) * SUPERBLOCK..][..SUPERBLOCK]);
-    let mut widest = 0.0;
-    for (index, x) in src.as_chunks::<SUPERBLOCK>().0.iter().enumerate() {
-        let problem = Problem::new(x, weights(index));
-        let grid = problem.fit::<LEVELS>();
-        widest = larger(widest, larger_lane(&problem.range));
-        errors.push(larger_lane(&problem.error::<LEVELS>(&grid).1));
-        write(index, &problem.assign::<LEVELS>(&grid));
-    }
-    let enough = enough(LEVELS) * widest / (2.0 * LEVELS as f32);
-    super::quantize::tighten(&errors, enough, |index, error| {
-        let problem = Problem::new(&src.as_chunks::<SUPERBLOCK>().0[index], weights(index));
-        let (grid, tightened) = problem.tighten::<LEVELS>(error, enough);
-        if tightened < error {
-            write(index, &problem.assign::<LEVELS>(&grid));
-        }
-        tightened
-    });
 }
 
 /// Steps of (scale, min) on the grid tried around a sub-block's wish when the largest error is pulled down.
@@ -133,31 +59,12 @@ fn grid_steps(value: f32, largest: f32, old: Half) -> [Half; 4] {
     [0.0, 1.0, 2.0, 3.0].map(|below| if below == 3.0 { old } else { finite_half(value / larger(highest - below, 1.0)) })
 }
 
-/// What a sub-block costs when the largest error is pulled down: its squared error where its largest error is small
-/// enough, and more than that, the worse the larger, where it is not.
-#[inline(always)]
-fn cost(squared: &Lanes, largest: &Lanes, enough: f32) -> Lanes {
-    let mut out = [0.0; LANES];
-    for s in 0..LANES {
-        // Squared errors, weighted by 1 at most, cannot reach the first factor while the largest error is small enough.
-        let over = 1000.0 * SUB as f32 * largest[s] * largest[s];
-        out[s] = if largest[s] <= enough { squared[s] } else { over };
-    }
-    out
-}
-
-/// The largest lane.
-#[inline(always)]
-fn larger_lane(x: &Lanes) -> f32 {
-    x.iter().fold(0.0, |a, &b| larger(a, b))
-}
-
-/// One superblock to be fitted.
-struct Problem {
+/// One superblock to be fitted with levels `0..=LEVELS`.
+pub(super) struct Asymmetric<const LEVELS: usize> {
     /// The weights.
-    x: Columns,
+    x: Columns<LANES, SUB>,
     /// Their importance (all ones without an importance matrix).
-    w: Columns,
+    w: Columns<LANES, SUB>,
     weighted: bool,
     /// Smallest weight of each sub-block, at most 0 (a minimum is subtracted, so it cannot lift a sub-block).
     low: Lanes,
@@ -165,51 +72,111 @@ struct Problem {
     range: Lanes,
 }
 
-impl Problem {
+impl<const LEVELS: usize> Superblock for Asymmetric<LEVELS> {
+    type Grid = Grid;
+    type Block = Block;
+    // Below what ggml's quantizer reaches, and not so far that it takes long.
+    const ENOUGH: f32 = if LEVELS == 15 { 0.90 } else { 0.94 };
+    const STEPS: f32 = LEVELS as f32;
+
     #[inline(always)]
     fn new(weights: &[f32; SUPERBLOCK], importance: Option<&[f32]>) -> Self {
-        let mut x = [[0.0; LANES]; SUB];
+        let x = columns(weights);
         let (mut low, mut high) = ([0.0f32; LANES], [f32::MIN; LANES]);
-        for i in 0..SUB {
+        for column in &x {
             for s in 0..LANES {
-                x[i][s] = weights[SUB * s + i];
-            }
-            for s in 0..LANES {
-                low[s] = smaller(low[s], x[i][s]);
-                high[s] = larger(high[s], x[i][s]);
-            }
-        }
-        let mut w = [[1.0; LANES]; SUB];
-        if let Some(importance) = importance {
-            for (s, sub) in importance.chunks_exact(SUB).enumerate() {
-                let largest = sub.iter().fold(0.0, |a, &b| larger(a, b));
-                let scale = inverse(largest);
-                for (i, &value) in sub.iter().enumerate() {
-                    // A sub-block without data counts evenly; a column never seen still counts a little.
-                    w[i][s] = if scale > 0.0 { larger(value * scale, 1e-4) } else { 1.0 };
-                }
+                low[s] = smaller(low[s], column[s]);
+                high[s] = larger(high[s], column[s]);
             }
         }
         let mut range = [0.0; LANES];
         for s in 0..LANES {
             range[s] = high[s] - low[s];
         }
-        Problem { x, w, weighted: importance.is_some(), low, range }
+        Asymmetric { x, w: importance_columns(importance), weighted: importance.is_some(), low, range }
+    }
+
+    #[inline(always)]
+    fn reach(&self) -> f32 {
+        larger_lane(&self.range)
     }
 
     /// Steps 1 and 2.
     #[inline(always)]
-    fn fit<const LEVELS: usize>(&self) -> Grid {
-        let (scales, mins) = if self.weighted { self.search::<LEVELS, true>() } else { self.search::<LEVELS, false>() };
+    fn fit(&self) -> Grid {
+        let (scales, mins) = if self.weighted { self.search::<true>() } else { self.search::<false>() };
         let d = finite_half(larger_lane(&scales) / GRID);
         let dmin = finite_half(larger_lane(&mins) / GRID);
-        let grid = self.on_grid::<LEVELS>(d, dmin, &scales, &mins);
-        self.refit_steps::<LEVELS>(grid)
+        let grid = self.on_grid(d, dmin, &scales, &mins);
+        self.refit_steps(grid)
     }
+
+    #[inline(always)]
+    fn largest_error(&self, grid: &Grid) -> f32 {
+        larger_lane(&self.error(grid).1)
+    }
+
+    /// Step 3.
+    #[inline(always)]
+    fn tighten(&self, error: f32, enough: f32) -> (Grid, f32) {
+        let mut best = self.fit();
+        let (squared, mut largest) = self.error(&best);
+        let mut best_cost: f32 = cost(SUB, &squared, &largest, enough).iter().sum();
+        // The sub-block that limits the superblock may change after one is improved.
+        for _ in 0..4 {
+            let worst = worst_lane(&largest);
+            if largest[worst] <= enough {
+                break;
+            }
+            let (scale, min) = self.smallest_largest_error(worst);
+            let (mut scales, mut mins) = ([0.0; LANES], [0.0; LANES]);
+            for s in 0..LANES {
+                scales[s] = if s == worst { scale } else { best.d.to_f32() * best.scales[s] };
+                mins[s] = if s == worst { min } else { best.dmin.to_f32() * best.mins[s] };
+            }
+            let before = best_cost;
+            for d in grid_steps(scale, larger_lane(&scales), best.d) {
+                for dmin in grid_steps(min, larger_lane(&mins), best.dmin) {
+                    let (grid, grid_cost) = self.cheapest_on_grid(d, dmin, &scales, &mins, enough);
+                    if grid_cost < best_cost {
+                        (best, best_cost) = (grid, grid_cost);
+                    }
+                }
+            }
+            if best_cost == before {
+                break;
+            }
+            largest = self.error(&best).1;
+        }
+        (best, smaller(larger_lane(&largest), error))
+    }
+
+    #[inline(always)]
+    fn assign(&self, grid: &Grid) -> Block {
+        let mut out = Block {
+            d: grid.d,
+            dmin: grid.dmin,
+            scales: grid.scales.map(|v| v as u8),
+            mins: grid.mins.map(|v| v as u8),
+            levels: [0; SUPERBLOCK],
+        };
+        for s in 0..LANES {
+            let inv = inverse(grid.d.to_f32() * grid.scales[s]);
+            let min = grid.dmin.to_f32() * grid.mins[s];
+            for i in 0..SUB {
+                out.levels[SUB * s + i] = clamp(round((self.x[i][s] + min) * inv), 0.0, Self::TOP) as u8;
+            }
+        }
+        out
+    }
+}
+
+impl<const LEVELS: usize> Asymmetric<LEVELS> {
+    const TOP: f32 = LEVELS as f32;
 
     /// The least-squares (d, dmin) of a grid's levels, when that lowers the squared error.
     #[inline(always)]
-    fn refit_steps<const LEVELS: usize>(&self, grid: Grid) -> Grid {
+    fn refit_steps(&self, grid: Grid) -> Grid {
         let (mut scale, mut min, mut inv) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
         for s in 0..LANES {
             scale[s] = grid.d.to_f32() * grid.scales[s];
@@ -221,7 +188,7 @@ impl Problem {
         let (mut xa, mut xm) = ([0.0f32; LANES], [0.0f32; LANES]);
         for i in 0..SUB {
             for s in 0..LANES {
-                let a = grid.scales[s] * clamp(round((self.x[i][s] + min[s]) * inv[s]), LEVELS as f32);
+                let a = grid.scales[s] * clamp(round((self.x[i][s] + min[s]) * inv[s]), 0.0, Self::TOP);
                 let (wa, wm) = (self.w[i][s] * a, self.w[i][s] * grid.mins[s]);
                 aa[s] += wa * a;
                 am[s] += wa * grid.mins[s];
@@ -237,14 +204,14 @@ impl Problem {
             return grid;
         }
         let refit = Grid { d: finite_half(d as f32), dmin: finite_half(dmin as f32), ..grid };
-        let total = |grid: &Grid| self.error::<LEVELS>(grid).0.iter().sum::<f32>();
+        let total = |grid: &Grid| self.error(grid).0.iter().sum::<f32>();
         if total(&refit) < total(&grid) { refit } else { grid }
     }
 
     /// The best (scale, min) of every sub-block, not yet on the grid.
     #[inline(always)]
-    fn search<const LEVELS: usize, const WEIGHTED: bool>(&self) -> (Lanes, Lanes) {
-        let top = LEVELS as f32;
+    fn search<const WEIGHTED: bool>(&self) -> (Lanes, Lanes) {
+        let top = Self::TOP;
         // Trial scales: `range / (top + delta)`. Below -0.5 the top level goes unused, above +1 the extremes are cut.
         let (first, step, steps) = if LEVELS == 15 { (-0.9, 0.15, 14) } else { (-0.9, 0.15, 12) };
         let cap = CAP * larger_lane(&self.range) / (2.0 * top);
@@ -317,7 +284,7 @@ impl Problem {
     /// Rounds scales and minima to the grid `(d, dmin)`: for each sub-block the nearest grid scale and its neighbours are
     /// tried, each with the minimum that suits it.
     #[inline(always)]
-    fn on_grid<const LEVELS: usize>(&self, d: Half, dmin: Half, scales: &Lanes, mins: &Lanes) -> Grid {
+    fn on_grid(&self, d: Half, dmin: Half, scales: &Lanes, mins: &Lanes) -> Grid {
         let (inv_d, inv_dmin) = (inverse(d.to_f32()), inverse(dmin.to_f32()));
         let mut best = Grid { d, dmin, scales: [0.0; LANES], mins: [0.0; LANES] };
         let mut nearest = [0.0; LANES];
@@ -326,14 +293,14 @@ impl Problem {
             best.mins[s] = smaller(round(mins[s] * inv_dmin), GRID);
         }
         best.scales = nearest;
-        let mut best_error = self.error::<LEVELS>(&best).0;
+        let mut best_error = self.error(&best).0;
         for neighbour in [0.0, -1.0, 1.0] {
             let mut trial = best;
             for s in 0..LANES {
-                trial.scales[s] = clamp(nearest[s] + neighbour, GRID);
+                trial.scales[s] = clamp(nearest[s] + neighbour, 0.0, GRID);
             }
-            trial.mins = self.suited_mins::<LEVELS>(&trial, mins);
-            let error = self.error::<LEVELS>(&trial).0;
+            trial.mins = self.suited_mins(&trial, mins);
+            let error = self.error(&trial).0;
             for s in 0..LANES {
                 let better = error[s] < best_error[s];
                 best_error[s] = if better { error[s] } else { best_error[s] };
@@ -346,7 +313,7 @@ impl Problem {
 
     /// The grid minima that suit the grid scales, given levels assigned with the unrounded minima.
     #[inline(always)]
-    fn suited_mins<const LEVELS: usize>(&self, grid: &Grid, mins: &Lanes) -> Lanes {
+    fn suited_mins(&self, grid: &Grid, mins: &Lanes) -> Lanes {
         let (mut scale, mut inv) = ([0.0; LANES], [0.0; LANES]);
         for s in 0..LANES {
             scale[s] = grid.d.to_f32() * grid.scales[s];
@@ -355,7 +322,7 @@ impl Problem {
         let (mut sum, mut sw) = ([0.0f32; LANES], [0.0f32; LANES]);
         for i in 0..SUB {
             for s in 0..LANES {
-                let q = clamp(round((self.x[i][s] + mins[s]) * inv[s]), LEVELS as f32);
+                let q = clamp(round((self.x[i][s] + mins[s]) * inv[s]), 0.0, Self::TOP);
                 sum[s] += self.w[i][s] * (scale[s] * q - self.x[i][s]);
                 sw[s] += self.w[i][s];
             }
@@ -363,14 +330,14 @@ impl Problem {
         let inv_dmin = inverse(grid.dmin.to_f32());
         let mut out = [0.0; LANES];
         for s in 0..LANES {
-            out[s] = clamp(round(sum[s] * inverse(sw[s]) * inv_dmin), GRID);
+            out[s] = clamp(round(sum[s] * inverse(sw[s]) * inv_dmin), 0.0, GRID);
         }
         out
     }
 
     /// Weighted squared error and largest error of every sub-block on a grid.
     #[inline(always)]
-    fn error<const LEVELS: usize>(&self, grid: &Grid) -> (Lanes, Lanes) {
+    fn error(&self, grid: &Grid) -> (Lanes, Lanes) {
         let (mut scale, mut min, mut inv) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
         for s in 0..LANES {
             scale[s] = grid.d.to_f32() * grid.scales[s];
@@ -380,7 +347,7 @@ impl Problem {
         let (mut squared, mut largest) = ([0.0f32; LANES], [0.0f32; LANES]);
         for i in 0..SUB {
             for s in 0..LANES {
-                let q = clamp(round((self.x[i][s] + min[s]) * inv[s]), LEVELS as f32);
+                let q = clamp(round((self.x[i][s] + min[s]) * inv[s]), 0.0, Self::TOP);
                 let error = scale[s] * q - min[s] - self.x[i][s];
                 squared[s] += self.w[i][s] * error * error;
                 largest[s] = larger(largest[s], error.abs());
@@ -389,82 +356,20 @@ impl Problem {
         (squared, largest)
     }
 
-    /// The levels on a grid.
-    #[inline(always)]
-    fn assign<const LEVELS: usize>(&self, grid: &Grid) -> Superblock {
-        let mut out = Superblock {
-            d: grid.d,
-            dmin: grid.dmin,
-            scales: grid.scales.map(|v| v as u8),
-            mins: grid.mins.map(|v| v as u8),
-            levels: [0; SUPERBLOCK],
-        };
-        for s in 0..LANES {
-            let inv = inverse(grid.d.to_f32() * grid.scales[s]);
-            let min = grid.dmin.to_f32() * grid.mins[s];
-            for i in 0..SUB {
-                out.levels[SUB * s + i] = clamp(round((self.x[i][s] + min) * inv), LEVELS as f32) as u8;
-            }
-        }
-        out
-    }
-
-    /// Step 3: a grid whose largest error is below `error`, or the same `error` when none was found. Stops at `enough`.
-    #[inline(always)]
-    fn tighten<const LEVELS: usize>(&self, error: f32, enough: f32) -> (Grid, f32) {
-        let mut best = self.fit::<LEVELS>();
-        let (squared, mut largest) = self.error::<LEVELS>(&best);
-        let mut best_cost: f32 = cost(&squared, &largest, enough).iter().sum();
-        // The sub-block that limits the superblock may change after one is improved.
-        for _ in 0..4 {
-            let worst = (0..LANES).fold(0, |a, s| if largest[s] > largest[a] { s } else { a });
-            if largest[worst] <= enough {
-                break;
-            }
-            let (scale, min) = self.smallest_largest_error::<LEVELS>(worst);
-            let (mut scales, mut mins) = ([0.0; LANES], [0.0; LANES]);
-            for s in 0..LANES {
-                scales[s] = if s == worst { scale } else { best.d.to_f32() * best.scales[s] };
-                mins[s] = if s == worst { min } else { best.dmin.to_f32() * best.mins[s] };
-            }
-            let before = best_cost;
-            for d in grid_steps(scale, larger_lane(&scales), best.d) {
-                for dmin in grid_steps(min, larger_lane(&mins), best.dmin) {
-                    let (grid, grid_cost) = self.cheapest_on_grid::<LEVELS>(d, dmin, &scales, &mins, enough);
-                    if grid_cost < best_cost {
-                        (best, best_cost) = (grid, grid_cost);
-                    }
-                }
-            }
-            if best_cost == before {
-                break;
-            }
-            largest = self.error::<LEVELS>(&best).1;
-        }
-        (best, smaller(larger_lane(&largest), error))
-    }
-
     /// The cheapest grid points near (scales, mins) for every sub-block, and their costs together.
     #[inline(always)]
-    fn cheapest_on_grid<const LEVELS: usize>(
-        &self,
-        d: Half,
-        dmin: Half,
-        scales: &Lanes,
-        mins: &Lanes,
-        enough: f32,
-    ) -> (Grid, f32) {
+    fn cheapest_on_grid(&self, d: Half, dmin: Half, scales: &Lanes, mins: &Lanes, enough: f32) -> (Grid, f32) {
         let (inv_d, inv_dmin) = (inverse(d.to_f32()), inverse(dmin.to_f32()));
         let mut best = Grid { d, dmin, scales: [0.0; LANES], mins: [0.0; LANES] };
         let mut best_cost = [f32::MAX; LANES];
         for (scale_step, min_step) in GRID_NEIGHBOURS {
             let mut trial = best;
             for s in 0..LANES {
-                trial.scales[s] = clamp(round(scales[s] * inv_d) + scale_step, GRID);
-                trial.mins[s] = clamp(round(mins[s] * inv_dmin) + min_step, GRID);
+                trial.scales[s] = clamp(round(scales[s] * inv_d) + scale_step, 0.0, GRID);
+                trial.mins[s] = clamp(round(mins[s] * inv_dmin) + min_step, 0.0, GRID);
             }
-            let (squared, largest) = self.error::<LEVELS>(&trial);
-            let cost = cost(&squared, &largest, enough);
+            let (squared, largest) = self.error(&trial);
+            let cost = cost(SUB, &squared, &largest, enough);
             for s in 0..LANES {
                 let better = cost[s] < best_cost[s];
                 best_cost[s] = if better { cost[s] } else { best_cost[s] };
@@ -477,8 +382,8 @@ impl Problem {
 
     /// The (scale, min) of one sub-block with the smallest largest error, by trying scales (a lane each) and offsets.
     #[inline(always)]
-    fn smallest_largest_error<const LEVELS: usize>(&self, s: usize) -> (f32, f32) {
-        let (top, range) = (LEVELS as f32, self.range[s]);
+    fn smallest_largest_error(&self, s: usize) -> (f32, f32) {
+        let (top, range) = (Self::TOP, self.range[s]);
         let mut best = (f32::MAX, range / top, -self.low[s]);
         for group in 0..8 {
             let (mut scale, mut inv) = ([0.0; LANES], [0.0; LANES]);
@@ -497,7 +402,7 @@ impl Problem {
                 for i in 0..SUB {
                     for lane in 0..LANES {
                         let x = self.x[i][s];
-                        let q = clamp(round((x + min[lane]) * inv[lane]), top);
+                        let q = clamp(round((x + min[lane]) * inv[lane]), 0.0, top);
                         largest[lane] = larger(largest[lane], (scale[lane] * q - min[lane] - x).abs());
                     }
                 }

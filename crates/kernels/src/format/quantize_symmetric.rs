@@ -5,7 +5,10 @@
 //! and least squares, then the grid and its neighbours, then the largest error of the call is pulled down.
 
 use super::blocks::{Half, SUPERBLOCK};
-use super::quantize_asymmetric::{finite_half, larger, round, smaller};
+use super::quantize_fit::{
+    Columns, Superblock, clamp, columns, cost, finite_half, importance_columns, inverse, larger, larger_lane, round,
+    smaller, worst_lane,
+};
 
 /// Sub-blocks of a superblock: one lane each.
 const LANES: usize = 16;
@@ -14,17 +17,11 @@ const SUB: usize = 16;
 /// Lowest and highest level.
 const BOTTOM: f32 = -32.0;
 const TOP: f32 = 31.0;
-/// The largest error of a call is pulled down to this share of half a step of a plain fit of the sub-block that reaches
-/// farthest.
-const ENOUGH: f32 = 0.78;
 /// One value per sub-block.
 type Lanes = [f32; LANES];
-/// The weights of a superblock, transposed: `[i][s]` is weight `i` of sub-block `s`.
-type Columns = [Lanes; SUB];
-
 /// A fitted superblock: weight `i` of sub-block `s` is `d * scales[s] * (levels[16 * s + i] - 32)`.
 #[derive(Clone, Copy)]
-pub(super) struct Superblock {
+pub(super) struct Block {
     pub d: Half,
     pub scales: [i8; LANES],
     pub levels: [u8; SUPERBLOCK],
@@ -32,110 +29,45 @@ pub(super) struct Superblock {
 
 /// The grid of a superblock before the levels are assigned.
 #[derive(Clone, Copy)]
-struct Grid {
+pub(super) struct Grid {
     d: Half,
     scales: Lanes,
-}
-
-#[inline(always)]
-fn clamp(x: f32, low: f32, high: f32) -> f32 {
-    smaller(larger(x, low), high)
-}
-
-/// `1 / x`, or 0 where `x` is 0 or its reciprocal is not finite.
-#[inline(always)]
-fn inverse(x: f32) -> f32 {
-    let inv = 1.0 / x;
-    if x != 0.0 && inv.abs() < f32::INFINITY { inv } else { 0.0 }
 }
 
 /// Steps of the superblock tried for one sub-block when the largest error is pulled down.
 const STEPS_TRIED: usize = 14;
 
-/// What a sub-block costs when the largest error is pulled down: its squared error where its largest error is small
-/// enough, and more than that, the worse the larger, where it is not.
-#[inline(always)]
-fn cost(squared: &Lanes, largest: &Lanes, enough: f32) -> Lanes {
-    let mut out = [0.0; LANES];
-    for s in 0..LANES {
-        // Squared errors, weighted by 1 at most, cannot reach the first factor while the largest error is small enough.
-        let over = 1000.0 * SUB as f32 * largest[s] * largest[s];
-        out[s] = if largest[s] <= enough { squared[s] } else { over };
-    }
-    out
-}
-
-#[inline(always)]
-fn larger_lane(x: &Lanes) -> f32 {
-    x.iter().fold(0.0, |a, &b| larger(a, b))
-}
-
-/// Quantizes rows of whole superblocks; `write(index, block)` receives every superblock at least once (again when its
-/// largest error was pulled down). `importance` has one value per column, `cols` in all.
-#[inline(always)]
-pub(super) fn quantize(
-    src: &[f32],
-    importance: Option<&[f32]>,
-    cols: usize,
-    mut write: impl FnMut(usize, &Superblock),
-) {
-    let mut errors = Vec::with_capacity(src.len() / SUPERBLOCK);
-    let per_row = cols / SUPERBLOCK;
-    let weights = |index: usize| importance.map(|w| &w[(index % per_row) * SUPERBLOCK..][..SUPERBLOCK]);
-    let mut widest = 0.0;
-    for (index, x) in src.as_chunks::<SUPERBLOCK>().0.iter().enumerate() {
-        let problem = Problem::new(x, weights(index));
-        let grid = problem.fit();
-        widest = larger(widest, larger_lane(&problem.extreme.map(f32::abs)));
-        errors.push(larger_lane(&problem.error(&grid).1));
-        write(index, &problem.assign(&grid));
-    }
-    let enough = ENOUGH * widest / 64.0;
-    super::quantize::tighten(&errors, enough, |index, error| {
-        let problem = Problem::new(&src.as_chunks::<SUPERBLOCK>().0[index], weights(index));
-        let (grid, tightened) = problem.tighten(error, enough);
-        if tightened < error {
-            write(index, &problem.assign(&grid));
-        }
-        tightened
-    });
-}
-
 /// One superblock to be fitted.
-struct Problem {
-    x: Columns,
+pub(super) struct Symmetric {
+    x: Columns<LANES, SUB>,
     /// Importance (all ones without an importance matrix).
-    w: Columns,
+    w: Columns<LANES, SUB>,
     weighted: bool,
     /// The weight of largest size of each sub-block, with its sign.
     extreme: Lanes,
 }
 
-impl Problem {
+impl Superblock for Symmetric {
+    type Grid = Grid;
+    type Block = Block;
+    const ENOUGH: f32 = 0.78;
+    const STEPS: f32 = -BOTTOM;
+
     #[inline(always)]
     fn new(weights: &[f32; SUPERBLOCK], importance: Option<&[f32]>) -> Self {
-        let mut x = [[0.0; LANES]; SUB];
+        let x = columns(weights);
         let mut extreme = [0.0f32; LANES];
-        for i in 0..SUB {
+        for column in &x {
             for s in 0..LANES {
-                x[i][s] = weights[SUB * s + i];
-            }
-            for s in 0..LANES {
-                extreme[s] = if x[i][s].abs() > extreme[s].abs() { x[i][s] } else { extreme[s] };
+                extreme[s] = if column[s].abs() > extreme[s].abs() { column[s] } else { extreme[s] };
             }
         }
-        let mut w = [[1.0; LANES]; SUB];
-        if let Some(importance) = importance {
-            for (s, sub) in importance.chunks_exact(SUB).enumerate() {
-                let largest = sub.iter().fold(0.0, |a, &b| larger(a, b));
-                let scale = inverse(largest);
-                for (i, &value) in sub.iter().enumerate() {
-                    // A sub-block without data counts evenly; a column never seen still counts a little.
-                    w[i][s] = if scale > 0.0 { larger(value * scale, 1e-4) } else { 1.0 };
-                }
-            }
-        }
-        Problem { x, w, weighted: importance.is_some(), extreme }
+        Symmetric { x, w: importance_columns(importance), weighted: importance.is_some(), extreme }
+    }
+
+    #[inline(always)]
+    fn reach(&self) -> f32 {
+        larger_lane(&self.extreme.map(f32::abs))
     }
 
     #[inline(always)]
@@ -149,6 +81,62 @@ impl Problem {
         self.on_grid(finite_half(extreme / -128.0), &scales)
     }
 
+    #[inline(always)]
+    fn largest_error(&self, grid: &Grid) -> f32 {
+        larger_lane(&self.error(grid).1)
+    }
+
+    #[inline(always)]
+    fn tighten(&self, error: f32, enough: f32) -> (Grid, f32) {
+        let mut best = self.fit();
+        let (squared, mut largest) = self.error(&best);
+        let mut best_cost: f32 = cost(SUB, &squared, &largest, enough).iter().sum();
+        // The sub-block that limits the superblock may change after one is improved.
+        for _ in 0..4 {
+            let worst = worst_lane(&largest);
+            if largest[worst] <= enough {
+                break;
+            }
+            let mut scales = [0.0; LANES];
+            for s in 0..LANES {
+                scales[s] = best.d.to_f32() * best.scales[s];
+            }
+            scales[worst] = self.smallest_largest_error(worst);
+            let size = scales[worst].abs();
+            let reach = scales.iter().fold(0.0, |a: f32, s| larger(a, s.abs()));
+            let before = best_cost;
+            // Halves are coarse against the steps of the outermost levels: several grid points are tried for the worst
+            // sub-block, each with a step of its own. Only the negative side of the grid reaches 128.
+            for below in 0..STEPS_TRIED {
+                let sign = if below == 0 { -scales[worst].signum() } else { 1.0 };
+                let point = larger((size * (128.0 - below as f32) / reach).floor(), 1.0);
+                let (grid, grid_cost) = self.cheapest_on_grid(finite_half(sign * size / point), &scales, enough);
+                if grid_cost < best_cost {
+                    (best, best_cost) = (grid, grid_cost);
+                }
+            }
+            if best_cost == before {
+                break;
+            }
+            largest = self.error(&best).1;
+        }
+        (best, smaller(larger_lane(&largest), error))
+    }
+
+    #[inline(always)]
+    fn assign(&self, grid: &Grid) -> Block {
+        let mut out = Block { d: grid.d, scales: grid.scales.map(|v| v as i8), levels: [0; SUPERBLOCK] };
+        for s in 0..LANES {
+            let inv = inverse(grid.d.to_f32() * grid.scales[s]);
+            for i in 0..SUB {
+                out.levels[SUB * s + i] = (clamp(round(self.x[i][s] * inv), BOTTOM, TOP) - BOTTOM) as u8;
+            }
+        }
+        out
+    }
+}
+
+impl Symmetric {
     /// The best scale of every sub-block, not yet on the grid: the extreme weight lies at about level -32.
     #[inline(always)]
     fn search<const WEIGHTED: bool>(&self) -> Lanes {
@@ -236,56 +224,6 @@ impl Problem {
         (squared, largest)
     }
 
-    #[inline(always)]
-    fn assign(&self, grid: &Grid) -> Superblock {
-        let mut out = Superblock { d: grid.d, scales: grid.scales.map(|v| v as i8), levels: [0; SUPERBLOCK] };
-        for s in 0..LANES {
-            let inv = inverse(grid.d.to_f32() * grid.scales[s]);
-            for i in 0..SUB {
-                out.levels[SUB * s + i] = (clamp(round(self.x[i][s] * inv), BOTTOM, TOP) - BOTTOM) as u8;
-            }
-        }
-        out
-    }
-
-    /// A grid whose largest error is below `error`, or the same `error` when none was found. Stops at `enough`.
-    #[inline(always)]
-    fn tighten(&self, error: f32, enough: f32) -> (Grid, f32) {
-        let mut best = self.fit();
-        let (squared, mut largest) = self.error(&best);
-        let mut best_cost: f32 = cost(&squared, &largest, enough).iter().sum();
-        // The sub-block that limits the superblock may change after one is improved.
-        for _ in 0..4 {
-            let worst = (0..LANES).fold(0, |a, s| if largest[s] > largest[a] { s } else { a });
-            if largest[worst] <= enough {
-                break;
-            }
-            let mut scales = [0.0; LANES];
-            for s in 0..LANES {
-                scales[s] = best.d.to_f32() * best.scales[s];
-            }
-            scales[worst] = self.smallest_largest_error(worst);
-            let size = scales[worst].abs();
-            let reach = scales.iter().fold(0.0, |a: f32, s| larger(a, s.abs()));
-            let before = best_cost;
-            // Halves are coarse against the steps of the outermost levels: several grid points are tried for the worst
-            // sub-block, each with a step of its own. Only the negative side of the grid reaches 128.
-            for below in 0..STEPS_TRIED {
-                let sign = if below == 0 { -scales[worst].signum() } else { 1.0 };
-                let point = larger((size * (128.0 - below as f32) / reach).floor(), 1.0);
-                let (grid, grid_cost) = self.cheapest_on_grid(finite_half(sign * size / point), &scales, enough);
-                if grid_cost < best_cost {
-                    (best, best_cost) = (grid, grid_cost);
-                }
-            }
-            if best_cost == before {
-                break;
-            }
-            largest = self.error(&best).1;
-        }
-        (best, smaller(larger_lane(&largest), error))
-    }
-
     /// The cheapest grid scales near `scales` for every sub-block, and their costs together.
     #[inline(always)]
     fn cheapest_on_grid(&self, d: Half, scales: &Lanes, enough: f32) -> (Grid, f32) {
@@ -298,7 +236,7 @@ impl Problem {
                 trial.scales[s] = clamp(round(scales[s] * inv_d) + step, -128.0, 127.0);
             }
             let (squared, largest) = self.error(&trial);
-            let cost = cost(&squared, &largest, enough);
+            let cost = cost(SUB, &squared, &largest, enough);
             for s in 0..LANES {
                 let better = cost[s] < best_cost[s];
                 best_cost[s] = if better { cost[s] } else { best_cost[s] };
