@@ -1,6 +1,7 @@
-//! Where the time of forward passes goes: `cargo run --release -p strata-core --example model_speed -- FILE.gguf [THREADS]`.
+//! Where the time of forward passes goes: `cargo run --release -p strata-core --example model_speed -- FILE.gguf [THREADS [ROWS...]]`.
 //!
-//! Prints time per prompt chunk, per decode window of 1, 2, 4 and 8 rows and per draft step, with the share of each phase.
+//! Prints time per prompt chunk, per decode window of 1, 2, 3, 4 and 8 rows (or of ROWS) and per draft step, with the share of
+//! each phase.
 
 use std::time::{Duration, Instant};
 use strata_core::gguf::GgufFile;
@@ -53,6 +54,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let path = args.next().ok_or("usage: model_speed FILE.gguf [THREADS]")?;
     let threads = args.next().map_or(Ok(2), |threads| threads.parse())?;
+    let mut counts: Vec<usize> = args.map(|count| count.parse()).collect::<Result<_, _>>()?;
+    if counts.is_empty() {
+        counts.extend([1, 2, 3, 4, 8]);
+    }
     let start = Instant::now();
     let file = GgufFile::open(path.as_ref())?;
     let model = Model::load(&file, &LoadOptions { threads, ..LoadOptions::default() })?;
@@ -64,7 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let mut state = model.new_state(model.config().context.min(4096))?;
     let mut out = StepOutput::default();
-    let steps = if sizes.per_token > 100_000_000 { 6 } else { 200 };
+    let steps = if sizes.per_token > 100_000_000 { 6 } else { 2000 };
     for chunk in [512, 128] {
         for timed in [false, true] {
             state.reset();
@@ -76,7 +81,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     }
-    for count in [1, 2, 4, 8] {
+    for count in counts {
         for timed in [false, true] {
             model.reset_counters();
             let (start, cpu) = (Instant::now(), cpu_time());

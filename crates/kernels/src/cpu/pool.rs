@@ -1,9 +1,10 @@
 //! A fixed thread pool for parallel regions of a few microseconds.
 //!
-//! The forward pass opens many short regions per token, so a region must not cost a system call while the pool is busy:
-//! workers spin for a short while after each region and park only when nothing follows. The caller takes part in its own
-//! region, and a worker that wakes too late is not waited for. Tasks are handed out one by one from a shared counter;
-//! which thread runs a task must therefore never change a result (point 2 of the numerics contract).
+//! The forward pass opens many short regions per token, so a region must not cost a system call while the pool is busy, and as
+//! few cache lines as possible may wander between the cores: every worker has one line that holds its order, its share of the
+//! tasks and its answer. Workers spin for a short while after each region and park only when nothing follows. Every thread,
+//! the caller included, takes the tasks of its own share one by one and then those the others have not begun, so a worker that
+//! wakes too late is not waited for. Which thread runs a task must never change a result (point 2 of the numerics contract).
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -16,11 +17,14 @@ use std::thread::JoinHandle;
 const IDLE_SPINS: u32 = 4_000;
 /// Spins of the caller waiting for the last tasks before it starts to yield its core.
 const WAIT_SPINS: u32 = 20_000;
+/// Threads of a pool at most.
+const MOST_THREADS: usize = 1 << 16;
 
-/// `gate` layout: region number, then an open bit, then the number of workers inside.
-const INSIDE_MASK: u64 = 0xffff;
-const OPEN_BIT: u64 = 1 << 16;
-const REGION_STEP: u64 = 1 << 17;
+/// A worker's `order`: the number of the region, and below it one of the three.
+const OPEN: u64 = 0;
+const INSIDE: u64 = 1;
+const CLOSED: u64 = 2;
+const REGION_STEP: u64 = 4;
 
 thread_local! {
     /// True while this thread runs tasks, so that a nested region runs inline instead of waiting for itself.
@@ -29,56 +33,88 @@ thread_local! {
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
+/// Tasks not yet begun of one thread's share: the next in the low half, the end in the high half. One word, so that nobody
+/// can see one share's beginning with another's end.
+#[derive(Default)]
+struct Tasks(AtomicU64);
+
+impl Tasks {
+    fn set(&self, range: std::ops::Range<u32>) {
+        self.0.store(u64::from(range.end) << 32 | u64::from(range.start), Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Option<usize> {
+        let is_empty = |word: u64| word as u32 >= (word >> 32) as u32;
+        // A plain look first: what is used up must not be written to again and again, nor its low half run over.
+        if is_empty(self.0.load(Ordering::Relaxed)) {
+            return None;
+        }
+        let word = self.0.fetch_add(1, Ordering::Relaxed);
+        (!is_empty(word)).then_some(word as u32 as usize)
+    }
+
+    fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// One thread's line. Number 0 belongs to the caller of the region, who needs only `tasks`.
+#[repr(align(128))]
+struct Line {
+    order: AtomicU64,
+    tasks: Tasks,
+    /// The open region's task. Written only by the caller while `order` is `CLOSED`.
+    job: UnsafeCell<Option<*const Task<'static>>>,
+}
+
 struct Shared {
-    gate: AtomicU64,
-    next: AtomicUsize,
-    /// The open region's tasks. Written only while the gate is closed and no worker is inside.
-    job: UnsafeCell<Option<(*const Task<'static>, usize)>>,
+    lines: Box<[Line]>,
     sleepers: AtomicUsize,
     stop: AtomicBool,
+    panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is written only by the caller that holds the pool's lock while the gate is closed and empty, and read only
-// by workers that entered through an open gate (an acquire of the caller's release). The closure it points to is `Sync`.
+// SAFETY: `job` is written only by the caller that holds the pool's lock while the worker's order is closed, and read only by
+// the worker that entered through an open order (an acquire of the caller's release). The closure it points to is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointer in `job` is only dereferenced inside the region that published it, see `Pool::run`.
 unsafe impl Send for Shared {}
 
 impl Shared {
-    fn work(&self, task: &Task<'_>, n_tasks: usize) {
+    /// Runs the tasks of share `own`, then what is left of the others'.
+    fn work(&self, own: usize, task: &Task<'_>) {
         let outer = IN_REGION.replace(true);
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= n_tasks {
-                break;
-            }
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index))) {
-                // The rest of the region is pointless: use up the counter so that everyone leaves.
-                self.next.fetch_max(n_tasks, Ordering::Relaxed);
-                lock(&self.panic).get_or_insert(payload);
+        let threads = self.lines.len();
+        for share in (own..threads).chain(0..own) {
+            while let Some(index) = self.lines[share].tasks.take() {
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index))) {
+                    // The rest of the region is pointless: take it away so that everyone leaves.
+                    self.lines.iter().for_each(|line| line.tasks.clear());
+                    lock(&self.panic).get_or_insert(payload);
+                    self.panicked.store(true, Ordering::Relaxed);
+                }
             }
         }
         IN_REGION.set(outer);
     }
 
-    fn worker(&self) {
-        let mut seen = 0;
+    fn worker(&self, own: usize) {
+        let line = &self.lines[own];
         let mut idle = 0;
         loop {
-            let gate = self.gate.load(Ordering::Acquire);
-            let region = gate / REGION_STEP;
-            if gate & OPEN_BIT != 0 && region != seen {
-                if self.gate.compare_exchange(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            let order = line.order.load(Ordering::Acquire);
+            if order % REGION_STEP == OPEN {
+                let enter = line.order.compare_exchange(order, order + INSIDE, Ordering::AcqRel, Ordering::Relaxed);
+                if enter.is_err() {
                     continue;
                 }
-                seen = region;
-                // SAFETY: the gate was open when we entered, so `job` holds this region's closure, and the caller does not
-                // return from `run` (nor write `job` again) before we have left.
-                let (task, n_tasks) = unsafe { (*self.job.get()).expect("an open gate has a job") };
+                // SAFETY: the order was open when we entered, so `job` holds this region's closure, and the caller does not
+                // return from `run` (nor write `job` again) before we have closed the order.
+                let task = unsafe { (*line.job.get()).expect("an open order has a job") };
                 // SAFETY: as above; the closure outlives the region.
-                self.work(unsafe { &*task }, n_tasks);
-                self.gate.fetch_sub(1, Ordering::Release);
+                self.work(own, unsafe { &*task });
+                line.order.store(order + CLOSED, Ordering::Release);
                 idle = 0;
                 continue;
             }
@@ -91,8 +127,7 @@ impl Shared {
                 continue;
             }
             self.sleepers.fetch_add(1, Ordering::SeqCst);
-            let gate = self.gate.load(Ordering::SeqCst);
-            let work_waits = gate & OPEN_BIT != 0 && gate / REGION_STEP != seen;
+            let work_waits = line.order.load(Ordering::SeqCst) % REGION_STEP == OPEN;
             if !work_waits && !self.stop.load(Ordering::SeqCst) {
                 std::thread::park();
             }
@@ -117,19 +152,18 @@ impl Pool {
     /// A pool of `threads` threads, the caller of [`Pool::run`] included; 0 counts as 1. Threads the system refuses to
     /// start are left out, so ask [`Pool::threads`] for the real number.
     pub fn new(threads: usize) -> Pool {
+        let line = || Line { order: AtomicU64::new(CLOSED), tasks: Tasks::default(), job: UnsafeCell::new(None) };
         let shared = Arc::new(Shared {
-            gate: AtomicU64::new(0),
-            next: AtomicUsize::new(0),
-            job: UnsafeCell::new(None),
+            lines: (0..threads.clamp(1, MOST_THREADS)).map(|_| line()).collect(),
             sleepers: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
-        let extra = threads.clamp(1, INSIDE_MASK as usize) - 1;
-        let workers = (0..extra)
-            .map_while(|index| {
+        let workers = (1..shared.lines.len())
+            .map_while(|own| {
                 let shared = shared.clone();
-                std::thread::Builder::new().name(format!("strata-pool-{index}")).spawn(move || shared.worker()).ok()
+                std::thread::Builder::new().name(format!("strata-pool-{own}")).spawn(move || shared.worker(own)).ok()
             })
             .collect();
         Pool { shared, workers, caller: Mutex::new(()) }
@@ -146,34 +180,53 @@ impl Pool {
     /// # Panics
     /// Passes on the first panic of a task, after every running task has ended; tasks not yet begun are skipped.
     pub fn run(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        if n_tasks <= 1 || self.workers.is_empty() || IN_REGION.get() {
+        // More tasks than a share can count (or one thread) run inline as well.
+        if n_tasks <= 1 || self.workers.is_empty() || IN_REGION.get() || n_tasks >= (u32::MAX / 2) as usize {
             for index in 0..n_tasks {
                 task(index);
             }
             return;
         }
-        let _turn = lock(&self.caller);
+        let turn = lock(&self.caller);
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed. The pointer is used by workers inside this region only, and this function
-        // closes the gate and waits for them before it returns, so the borrow outlives every use.
+        // closes every order and waits for those inside before it returns, so the borrow outlives every use.
         let erased = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
-        // SAFETY: we hold `caller`, the gate is closed and nobody is inside: no other access to `job` is possible.
-        unsafe { *shared.job.get() = Some((erased, n_tasks)) };
-        shared.next.store(0, Ordering::Relaxed);
-        let closed = shared.gate.load(Ordering::Relaxed);
-        shared.gate.store(closed + REGION_STEP + OPEN_BIT, Ordering::SeqCst);
+        let threads = self.threads().min(n_tasks);
+        let share = |own: usize| (own * n_tasks / threads) as u32..((own + 1) * n_tasks / threads) as u32;
+        for (own, line) in shared.lines.iter().enumerate().take(threads).skip(1) {
+            line.tasks.set(share(own));
+            // SAFETY: we hold `caller` and the order is closed: no other access to `job` is possible.
+            unsafe { *line.job.get() = Some(erased) };
+            let closed = line.order.load(Ordering::Relaxed);
+            line.order.store(closed - CLOSED + REGION_STEP + OPEN, Ordering::SeqCst);
+        }
+        shared.lines[0].tasks.set(share(0));
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
-            self.workers.iter().for_each(|worker| worker.thread().unpark());
+            self.workers.iter().take(threads - 1).for_each(|worker| worker.thread().unpark());
         }
-        shared.work(task, n_tasks);
-        shared.gate.fetch_and(!OPEN_BIT, Ordering::AcqRel);
-        let mut spins = 0;
-        while shared.gate.load(Ordering::Acquire) & INSIDE_MASK != 0 {
-            spins += 1;
-            if spins < WAIT_SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        shared.work(0, task);
+        for line in shared.lines.iter().take(threads).skip(1) {
+            let mut spins = 0;
+            loop {
+                let order = line.order.load(Ordering::Acquire);
+                let state = order % REGION_STEP;
+                // A worker that has not come yet finds the door closed: its tasks are done.
+                if state == CLOSED
+                    || (state == OPEN
+                        && line
+                            .order
+                            .compare_exchange(order, order + CLOSED, Ordering::AcqRel, Ordering::Relaxed)
+                            .is_ok())
+                {
+                    break;
+                }
+                spins += 1;
+                if spins < WAIT_SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            }
         }
-        let panic = lock(&shared.panic).take();
-        drop(_turn);
+        let panic = shared.panicked.swap(false, Ordering::Relaxed).then(|| lock(&shared.panic).take()).flatten();
+        drop(turn);
         if let Some(payload) = panic {
             resume_unwind(payload);
         }
