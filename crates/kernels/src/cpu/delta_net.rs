@@ -94,7 +94,7 @@ impl CpuDeltaState {
         pool.run(self.shape.value_heads, &|head| {
             // SAFETY: every task has a head of its own.
             let state = unsafe { shared.range(head * head_len..(head + 1) * head_len) };
-            dispatch(simd, Scan { rows: recurrence, head, state, out: None });
+            dispatch(simd, Scan { rows: recurrence, head, before: None, state, out: None });
         });
         Cow::Owned(settled)
     }
@@ -207,6 +207,8 @@ struct Recurrence<'a> {
 struct Scan<'a> {
     rows: Recurrence<'a>,
     head: usize,
+    /// Where the state is read from by the first row; `None` for `state` itself.
+    before: Option<&'a [f32]>,
     state: &'a mut [f32],
     /// Where the slot's outputs go and where they start there, `rows x value_heads x value_dim`; `None` when only the state
     /// is wanted.
@@ -245,6 +247,22 @@ fn store_columns<L: Lanes, const N: usize, const WHOLE: bool>(
     }
 }
 
+/// Lets `values`, one key dim's line of the state, decay, and adds what it remembers for `key`.
+#[inline(always)]
+fn recall<L: Lanes, const N: usize>(
+    lanes: L,
+    decay: L::V,
+    key: f32,
+    values: &mut [L::V; N],
+    remembered: &mut [L::V; N],
+) {
+    let key = lanes.splat(key);
+    for vector in 0..N {
+        values[vector] = lanes.mul(values[vector], decay);
+        remembered[vector] = lanes.fma(key, values[vector], remembered[vector]);
+    }
+}
+
 /// `N` vectors of columns from `column` on through all rows; `WHOLE` false: one vector of which `width` columns exist.
 ///
 /// The loops are written without closures: a closure would not inherit the instruction set.
@@ -266,14 +284,22 @@ fn scan_columns<L: Lanes, const N: usize, const WHOLE: bool>(
         let beta = lanes.splat(beta[row * shape.value_heads + scan.head]);
         let state = &mut scan.state[..key_dim * value_dim];
         let mut remembered = [lanes.splat(0.0); N];
-        for (&key, line) in key.iter().zip(state.chunks_exact_mut(value_dim)) {
-            let key = lanes.splat(key);
-            let mut values = load_columns::<L, N, WHOLE>(lanes, &line[column..], width);
-            for vector in 0..N {
-                values[vector] = lanes.mul(values[vector], decay);
-                remembered[vector] = lanes.fma(key, values[vector], remembered[vector]);
+        match scan.before.filter(|_| row == 0) {
+            None => {
+                for (&key, line) in key.iter().zip(state.chunks_exact_mut(value_dim)) {
+                    let mut values = load_columns::<L, N, WHOLE>(lanes, &line[column..], width);
+                    recall::<L, N>(lanes, decay, key, &mut values, &mut remembered);
+                    store_columns::<L, N, WHOLE>(lanes, values, &mut line[column..], width);
+                }
             }
-            store_columns::<L, N, WHOLE>(lanes, values, &mut line[column..], width);
+            Some(before) => {
+                let lines = before.chunks_exact(value_dim).zip(state.chunks_exact_mut(value_dim));
+                for (&key, (before, line)) in key.iter().zip(lines) {
+                    let mut values = load_columns::<L, N, WHOLE>(lanes, &before[column..], width);
+                    recall::<L, N>(lanes, decay, key, &mut values, &mut remembered);
+                    store_columns::<L, N, WHOLE>(lanes, values, &mut line[column..], width);
+                }
+            }
         }
         let mut delta = load_columns::<L, N, WHOLE>(lanes, &mixed[value_start..], width);
         for vector in 0..N {
@@ -456,16 +482,16 @@ pub(crate) fn delta_net(
         let target = &targets[index];
         let range = head * head_len..(head + 1) * head_len;
         // SAFETY: every task has a slot and head of its own.
-        let mut state = unsafe { target.matrix.range(range.clone()) };
+        let matrix = unsafe { target.matrix.range(range.clone()) };
         if target.accepted.rows > 0 {
-            dispatch(simd, Scan { rows: target.accepted.recurrence(shape), head, state, out: None });
+            let rows = target.accepted.recurrence(shape);
+            dispatch(simd, Scan { rows, head, before: None, state: matrix, out: None });
         }
-        if let Some(ahead) = &target.ahead {
+        let (before, state) = match &target.ahead {
+            None => (None, matrix),
             // SAFETY: as above.
-            let copy = unsafe { ahead.range(range) };
-            copy.copy_from_slice(state);
-            state = copy;
-        }
+            Some(ahead) => (Some(&*matrix), unsafe { ahead.range(range) }),
+        };
         let last = slot.first + slot.count;
         let start = slot.first * heads * value_dim;
         let recurrence = Recurrence {
@@ -474,7 +500,7 @@ pub(crate) fn delta_net(
             beta: &work.beta[slot.first * heads..last * heads],
             decay: &work.decay[slot.first * heads..last * heads],
         };
-        dispatch(simd, Scan { rows: recurrence, head, state, out: Some((&out, start)) });
+        dispatch(simd, Scan { rows: recurrence, head, before, state, out: Some((&out, start)) });
         for row in 0..slot.count {
             let at = start + (row * heads + head) * value_dim;
             // SAFETY: this task alone touches this head's values, and the scan has ended.

@@ -18,6 +18,6 @@ mod simd;
 pub use delta_net::CpuDeltaState;
 pub use device::{CpuDevice, CpuScratch};
 pub use kv_cache::CpuKvCache;
-pub use matmul::{Activations, ExpertGroup, matmul, matmul_experts};
+pub use matmul::{Activations, ExpertGroup, Product, Rows, matmul, multiply};
 pub use pool::{Pool, SharedSlice};
 pub use simd::Simd;

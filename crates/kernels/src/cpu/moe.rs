@@ -1,7 +1,7 @@
 //! Mixture of experts: router, grouping of rows by expert, experts, shared expert.
 
 use super::lanes::{Kernel, Lanes, dispatch, exp, vectors, vectors_mut};
-use super::matmul::{Activations, ExpertGroup, matmul, matmul_experts};
+use super::matmul::{Activations, ExpertGroup, Product, Rows, matmul, multiply};
 use super::norm::silu_mul;
 use super::{Pool, SharedSlice, Simd};
 use crate::Matrix;
@@ -191,27 +191,39 @@ pub(crate) fn moe(
         GateUp::Split(gate, up) => {
             resize(&mut work.gate, choices * ff);
             resize(&mut work.up, choices * ff);
-            matmul_experts(pool, gate, ff, &groups, x, &mut work.gate);
-            matmul_experts(pool, up, ff, &groups, x, &mut work.up);
+            let rows = Rows::Experts { width: ff, groups: &groups };
+            multiply(
+                pool,
+                &mut [
+                    Product { w: gate, x, rows, out: &mut work.gate },
+                    Product { w: up, x, rows, out: &mut work.up },
+                ],
+            );
             activate(simd, pool, &work.gate, &work.up, ff, ff, &mut work.activated);
         }
         GateUp::Fused(gate_up) => {
             resize(&mut work.gate, choices * 2 * ff);
-            matmul_experts(pool, gate_up, 2 * ff, &groups, x, &mut work.gate);
+            let experts = Rows::Experts { width: 2 * ff, groups: &groups };
+            multiply(pool, &mut [Product { w: gate_up, x, rows: experts, out: &mut work.gate }]);
             activate(simd, pool, &work.gate, &work.gate[ff..], ff, 2 * ff, &mut work.activated);
         }
     }
     work.inner.set(&work.activated, choices, ff);
-    let groups: Vec<ExpertGroup<'_>> =
-        groups.into_iter().map(|group| ExpertGroup { rows: group.out_rows, ..group }).collect();
-    resize(&mut work.down, choices * hidden);
-    matmul_experts(pool, weights.down, hidden, &groups, &work.inner, &mut work.down);
-
     resize(&mut work.shared_activated, rows * shared_ff);
     activate(simd, pool, &work.shared_gate, &work.shared_up, shared_ff, shared_ff, &mut work.shared_activated);
     work.shared_inner.set(&work.shared_activated, rows, shared_ff);
+    let groups: Vec<ExpertGroup<'_>> =
+        groups.into_iter().map(|group| ExpertGroup { rows: group.out_rows, ..group }).collect();
+    resize(&mut work.down, choices * hidden);
     resize(&mut work.shared_down, rows * hidden);
-    matmul(pool, &mut [(weights.shared_down, &mut work.shared_down)], &work.shared_inner);
+    let experts = Rows::Experts { width: hidden, groups: &groups };
+    multiply(
+        pool,
+        &mut [
+            Product { w: weights.down, x: &work.inner, rows: experts, out: &mut work.down },
+            Product { w: weights.shared_down, x: &work.shared_inner, rows: Rows::All, out: &mut work.shared_down },
+        ],
+    );
 
     let residual = SharedSlice::new(residual);
     let work: &Work = work;

@@ -24,9 +24,8 @@ use super::simd::Simd;
 use super::{Pool, SharedSlice};
 use crate::Matrix;
 use crate::format::TensorType;
+use std::sync::MutexGuard;
 
-/// Matrices whose tasks share one parallel region; more are run in several.
-const MATRICES_PER_REGION: usize = 8;
 /// Multiplications that make a task worth handing to another thread.
 const WORK_PER_TASK: usize = 1 << 15;
 /// Tasks per thread at most: enough to even out a thread that was interrupted.
@@ -45,112 +44,134 @@ pub struct ExpertGroup<'a> {
     pub out_rows: &'a [u32],
 }
 
-/// Multiplies several matrices with the same activations in one parallel region.
-///
-/// For every `(w, out)`: `out[r * w.rows + o] = sum over c of w[o][c] * x[r][c]`.
+/// Which rows of the activations a matrix is multiplied with, and where the results go.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// All rows with the whole matrix: `out[r * w.rows + o] = sum over c of w[o][c] * x[r][c]`.
+    All,
+    /// The matrix holds experts of `width` rows each. For row `i` of a group,
+    /// `out[out_rows[i] * width + o] = sum over c of w[expert * width + o][c] * x[rows[i]][c]`. Each expert's weights are read once
+    /// for all rows of its group; output rows no group names are left as they were.
+    Experts {
+        /// Weight rows of an expert, and values of an output row.
+        width: usize,
+        /// Who processes what.
+        groups: &'a [ExpertGroup<'a>],
+    },
+}
+
+/// A matrix and the activations it is multiplied with.
+pub struct Product<'a> {
+    /// `[w.rows x w.cols]`
+    pub w: &'a Matrix,
+    /// Rows of `w.cols` values.
+    pub x: &'a Activations,
+    /// Which of them.
+    pub rows: Rows<'a>,
+    /// Rows of `w.rows` values, or of the experts' width.
+    pub out: &'a mut [f32],
+}
+
+/// Computes several products in one parallel region.
 ///
 /// # Panics
-/// When a matrix is of a type that is not [`TensorType::computable`], does not hold `rows * cols` weights, has other
-/// columns than `x`, or `out` is not `x.rows() * w.rows` long.
+/// When a matrix is of a type that is not [`TensorType::computable`], does not hold `rows * cols` weights or has other columns
+/// than its activations; when `out` is not of the products' length; when an expert, a row or an output row is out of range or an
+/// output row is named twice.
+pub fn multiply(pool: &Pool, products: &mut [Product<'_>]) {
+    multiply_with(Simd::current(), pool, products);
+}
+
+/// Multiplies several matrices with the same activations in one parallel region, see [`multiply`] and [`Rows::All`].
+///
+/// # Panics
+/// As [`multiply`].
 pub fn matmul(pool: &Pool, ws: &mut [(&Matrix, &mut [f32])], x: &Activations) {
-    matmul_with(Simd::current(), pool, ws, x);
+    let products = ws.iter_mut().map(|(w, out)| Product { w, x, rows: Rows::All, out });
+    multiply(pool, &mut products.collect::<Vec<_>>());
 }
 
-/// Multiplies each group's rows with its expert's weights: for row `i` of a group,
-/// `out[out_rows[i] * rows_per_expert + o] = sum over c of w[expert * rows_per_expert + o][c] * x[rows[i]][c]`.
-///
-/// Each expert's weights are read once for all rows of its group; output rows no group names are left as they were.
-///
-/// # Panics
-/// As [`matmul`]; also when an expert, a row or an output row is out of range or an output row is named twice.
-pub fn matmul_experts(
-    pool: &Pool,
-    w: &Matrix,
-    rows_per_expert: usize,
-    groups: &[ExpertGroup<'_>],
-    x: &Activations,
-    out: &mut [f32],
-) {
-    matmul_experts_with(Simd::current(), pool, w, rows_per_expert, groups, x, out);
-}
-
-fn matmul_with(simd: Simd, pool: &Pool, ws: &mut [(&Matrix, &mut [f32])], x: &Activations) {
-    let mut families = x.families();
-    for (w, out) in ws.iter() {
+fn multiply_with(simd: Simd, pool: &Pool, products: &mut [Product<'_>]) {
+    let mut families: Vec<(&Activations, MutexGuard<'_, Families>)> = Vec::with_capacity(2);
+    let (mut work, mut total_rows) = (0, 0);
+    for Product { w, x, rows, out } in &*products {
         check(w, x);
-        assert_eq!(out.len(), x.rows() * w.rows, "matmul output: {} rows of {}", x.rows(), w.rows);
-        ensure(&mut families, pool, simd, w.ty, x);
-    }
-    let families = &*families;
-    for ws in ws.chunks_mut(MATRICES_PER_REGION) {
-        let work: usize = ws.iter().map(|(w, _)| w.rows * w.cols * x.rows()).sum();
-        let total_rows: usize = ws.iter().map(|(w, _)| w.rows).sum();
-        let step = rows_per_task(pool, work, total_rows);
-        let mut jobs: [Option<(&Matrix, SharedSlice<'_, f32>)>; MATRICES_PER_REGION] = Default::default();
-        for (job, (w, out)) in jobs.iter_mut().zip(ws) {
-            *job = Some((w, SharedSlice::new(out)));
-        }
-        let jobs = &jobs;
-        let tasks = jobs.iter().flatten().map(|(w, _)| w.rows.div_ceil(step)).sum();
-        pool.run(tasks, &|mut task| {
-            for (w, out) in jobs.iter().flatten() {
-                let tasks = w.rows.div_ceil(step);
-                if task < tasks {
-                    let outputs = task * step..w.rows.min((task + 1) * step);
-                    let rows = RowList::First(x.rows());
-                    let job = Job { simd, w, first_row: 0, width: w.rows, from: rows, to: rows, out, x, families };
-                    return job.run(outputs);
-                }
-                task -= tasks;
+        let named = match rows {
+            Rows::All => {
+                assert_eq!(out.len(), x.rows() * w.rows, "matmul output: {} rows of {}", x.rows(), w.rows);
+                total_rows += w.rows;
+                x.rows() * w.rows
             }
+            Rows::Experts { width, groups } => {
+                total_rows += groups.len() * width;
+                check_groups(w, x, *width, groups, out.len()) * width
+            }
+        };
+        if named == 0 {
+            continue;
+        }
+        work += named * w.cols;
+        let known = families.iter().position(|(other, _)| std::ptr::eq(*other, *x));
+        let at = known.unwrap_or_else(|| {
+            families.push((x, x.families()));
+            families.len() - 1
         });
+        ensure(&mut families[at].1, pool, simd, w.ty, x);
     }
-}
-
-fn matmul_experts_with(
-    simd: Simd,
-    pool: &Pool,
-    w: &Matrix,
-    rows_per_expert: usize,
-    groups: &[ExpertGroup<'_>],
-    x: &Activations,
-    out: &mut [f32],
-) {
-    check(w, x);
-    let mut named = 0;
-    if rows_per_expert == 0 {
+    if work == 0 {
         return;
     }
-    let mut seen = vec![0u64; (out.len() / rows_per_expert).div_ceil(64)];
+    let families = |x| &*families.iter().find(|(other, _)| std::ptr::eq(*other, x)).expect("taken above").1;
+    let step = rows_per_task(pool, work, total_rows);
+    let parts: Vec<(&Matrix, &Activations, Rows<'_>, SharedSlice<'_, f32>)> =
+        products.iter_mut().map(|Product { w, x, rows, out }| (*w, *x, *rows, SharedSlice::new(out))).collect();
+    // Jobs with the number of tasks up to and with each.
+    let mut jobs: Vec<(usize, Job<'_>)> = Vec::new();
+    let mut tasks = 0;
+    for (w, x, rows, out) in &parts {
+        let whole = [ExpertGroup { expert: 0, rows: &[], out_rows: &[] }];
+        let (width, groups) = match rows {
+            Rows::All => (w.rows, &whole[..]),
+            Rows::Experts { width, groups } => (*width, *groups),
+        };
+        for group in groups {
+            let (from, to) = match rows {
+                Rows::All => (RowList::First(x.rows()), RowList::First(x.rows())),
+                Rows::Experts { .. } => (RowList::Listed(group.rows), RowList::Listed(group.out_rows)),
+            };
+            if from.len() > 0 && width > 0 {
+                tasks += width.div_ceil(step);
+                let first_row = group.expert as usize * width;
+                jobs.push((tasks, Job { simd, w, first_row, width, from, to, out, x, families: families(*x) }));
+            }
+        }
+    }
+    let jobs = &jobs;
+    pool.run(tasks, &|task| {
+        let (end, job) = &jobs[jobs.partition_point(|(end, _)| *end <= task)];
+        let start = (task + job.width.div_ceil(step) - end) * step;
+        job.run(start..job.width.min(start + step));
+    });
+}
+
+/// Checks the groups of a product over experts; returns the rows named.
+fn check_groups(w: &Matrix, x: &Activations, width: usize, groups: &[ExpertGroup<'_>], out_len: usize) -> usize {
+    if width == 0 {
+        return 0;
+    }
+    let mut seen = vec![0u64; (out_len / width).div_ceil(64)];
     for group in groups {
         assert_eq!(group.rows.len(), group.out_rows.len(), "expert {}: rows and output rows", group.expert);
-        assert!((group.expert as usize + 1) * rows_per_expert <= w.rows, "expert {} of {}", group.expert, w.rows);
+        assert!((group.expert as usize + 1) * width <= w.rows, "expert {} of {}", group.expert, w.rows);
         assert!(group.rows.iter().all(|&row| (row as usize) < x.rows()), "activation row out of range");
         for &row in group.out_rows {
-            assert!((row as usize + 1) * rows_per_expert <= out.len(), "output row {row} out of range");
+            assert!((row as usize + 1) * width <= out_len, "output row {row} out of range");
             let (word, bit) = (row as usize / 64, 1 << (row % 64));
             assert!(seen[word] & bit == 0, "output row {row} is named twice");
             seen[word] |= bit;
         }
-        named += group.rows.len();
     }
-    if named == 0 {
-        return;
-    }
-    let mut families = x.families();
-    ensure(&mut families, pool, simd, w.ty, x);
-    let families = &*families;
-    let step = rows_per_task(pool, named * rows_per_expert * w.cols, groups.len() * rows_per_expert);
-    let tasks_per_group = rows_per_expert.div_ceil(step);
-    let out = &SharedSlice::new(out);
-    pool.run(groups.len() * tasks_per_group, &|task| {
-        let group = &groups[task / tasks_per_group];
-        let start = task % tasks_per_group * step;
-        let (from, to) = (RowList::Listed(group.rows), RowList::Listed(group.out_rows));
-        let first_row = group.expert as usize * rows_per_expert;
-        let job = Job { simd, w, first_row, width: rows_per_expert, from, to, out, x, families };
-        job.run(start..rows_per_expert.min(start + step));
-    });
+    groups.iter().map(|group| group.rows.len()).sum()
 }
 
 fn check(w: &Matrix, x: &Activations) {

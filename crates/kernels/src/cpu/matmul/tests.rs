@@ -82,13 +82,18 @@ impl Random {
     }
 }
 
+/// One matrix, all rows.
+fn matmul_with(simd: Simd, pool: &Pool, w: &Matrix, out: &mut [f32], x: &Activations) {
+    multiply_with(simd, pool, &mut [Product { w, x, rows: Rows::All, out }]);
+}
+
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
 fn scalar_result(w: &Matrix, x: &Activations) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.rows() * w.rows];
-    matmul_with(Simd::Scalar, &Pool::new(1), &mut [(w, &mut out)], x);
+    matmul_with(Simd::Scalar, &Pool::new(1), w, &mut out, x);
     out
 }
 
@@ -138,7 +143,7 @@ fn every_level_row_count_and_thread_count_gives_the_bits_of_the_reference() {
                     for level in Simd::available() {
                         for pool in &pools {
                             let mut out = vec![f32::NAN; n * rows];
-                            matmul_with(level, pool, &mut [(&w, &mut out)], &x);
+                            matmul_with(level, pool, &w, &mut out, &x);
                             assert_eq!(bits(&out), bits(&expected), "{level:?} {ty} {rows} x {cols}, {n} rows");
                         }
                     }
@@ -183,7 +188,7 @@ fn a_value_that_is_not_finite_reaches_every_output() {
             x.set(&values, 1, 256);
             for level in Simd::available() {
                 let mut out = vec![0.0; 16];
-                matmul_with(level, &Pool::new(1), &mut [(&w, &mut out)], &x);
+                matmul_with(level, &Pool::new(1), &w, &mut out, &x);
                 assert!(out.iter().all(|v| !v.is_finite()), "{level:?} {ty} {bad}: {out:?}");
             }
         }
@@ -228,7 +233,16 @@ fn experts_give_the_bits_of_single_rows() {
                 .collect();
             for level in Simd::available() {
                 let mut out = vec![f32::NAN; 2 * n * width];
-                matmul_experts_with(level, &Pool::new(3), &w, width, &groups, &x, &mut out);
+                let rows = Rows::Experts { width, groups: &groups };
+                // Another product beside it, with other activations.
+                let (other, beside) = (random.matrix(TensorType::Q8_0, 21, 64), random.activations(2, 64));
+                let mut second = vec![f32::NAN; 2 * 21];
+                let products = &mut [
+                    Product { w: &w, x: &x, rows, out: &mut out },
+                    Product { w: &other, x: &beside, rows: Rows::All, out: &mut second },
+                ];
+                multiply_with(level, &Pool::new(3), products);
+                assert_eq!(bits(&second), bits(&scalar_result(&other, &beside)));
                 let all = scalar_result(&w, &x);
                 for group in &groups {
                     for (&row, &out_row) in group.rows.iter().zip(group.out_rows) {
@@ -262,5 +276,6 @@ fn an_output_row_named_twice_is_refused() {
     let x = random.activations(2, 32);
     let groups =
         [ExpertGroup { expert: 0, rows: &[0], out_rows: &[3] }, ExpertGroup { expert: 1, rows: &[1], out_rows: &[3] }];
-    matmul_experts(&Pool::new(1), &w, 16, &groups, &x, &mut [0.0; 64]);
+    let rows = Rows::Experts { width: 16, groups: &groups };
+    multiply(&Pool::new(1), &mut [Product { w: &w, x: &x, rows, out: &mut [0.0; 64] }]);
 }
