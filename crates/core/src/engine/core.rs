@@ -108,6 +108,7 @@ impl<T: Target> Core<T> {
             match reading {
                 Some(index) if !decodes || self.windows_since_chunk >= self.options.read_windows => {
                     self.windows_since_chunk = 0;
+                    self.tell_readers();
                     self.pass_over(index);
                     self.read_chunk(index);
                 }
@@ -117,12 +118,18 @@ impl<T: Target> Core<T> {
                 }
                 _ => {
                     let waits = self.slots.iter().any(|slot| !slot.is_idle());
+                    self.tell_readers();
                     self.publish_now();
                     self.shared.sleep(if waits { PAUSED } else { IDLE });
                 }
             }
         }
         self.close();
+    }
+
+    /// Wakes every reader who has something to read, before work that takes longer than a window.
+    fn tell_readers(&mut self) {
+        self.slots.iter_mut().filter_map(|slot| slot.job.as_mut()).for_each(|job| job.tell(None));
     }
 
     /// A slot whose next token can be fed to the model now.

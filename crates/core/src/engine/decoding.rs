@@ -153,8 +153,14 @@ impl<T: Target> Core<T> {
         self.totals.windows += 1;
         self.totals.generated += tokens as u64;
         self.totals.window_rows += at as u64;
-        self.totals.decode_s += started.elapsed().as_secs_f64();
+        let took = started.elapsed();
+        self.totals.decode_s += took.as_secs_f64();
         self.after_window(shares);
+        for share in shares.iter() {
+            if let Some(job) = &mut self.slots[share.slot].job {
+                job.tell(Some(took));
+            }
+        }
         for (index, result) in ended {
             self.end(index, result);
         }

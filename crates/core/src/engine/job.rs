@@ -1,7 +1,7 @@
 //! A request being served: from its logits to its events. Knows nothing of windows or of other requests.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::draft::{Acceptance, Source};
 use super::handle::Queued;
@@ -41,6 +41,9 @@ pub(crate) struct Job {
     /// Acceptance of the head's and of the looked-up drafts in this request.
     pub(crate) seen_mtp: Acceptance,
     pub(crate) seen_lookup: Acceptance,
+    /// When the reader was last woken, and whether something was posted since.
+    told: Instant,
+    untold: bool,
     submitted: Instant,
     admitted: Instant,
     first_token: Option<Instant>,
@@ -56,6 +59,9 @@ pub(crate) struct Job {
 
 /// Observations of acceptance that count within a request.
 const MEMORY: f64 = 40.0;
+/// Windows shorter than this let a reader wait a little for several tokens at once, for at most the time after it.
+const BRIEF_WINDOW: Duration = Duration::from_millis(2);
+const READER_WAITS: Duration = Duration::from_millis(4);
 
 impl Job {
     pub(crate) fn new(queued: Queued, slot: usize, ctx: usize, tokenizer: &Arc<Tokenizer>) -> Self {
@@ -94,6 +100,8 @@ impl Job {
             stats,
             seen_mtp: Acceptance::new(MEMORY),
             seen_lookup: Acceptance::new(MEMORY),
+            told: admitted,
+            untold: false,
             submitted,
             admitted,
             first_token: None,
@@ -203,7 +211,8 @@ impl Job {
                 text
             }
         };
-        self.sender.send(Event::Token { id, text, logprobs });
+        self.sender.post(Event::Token { id, text, logprobs });
+        self.untold = true;
         if finish.is_none() && self.constraint.is_complete() {
             finish = Some(FinishReason::GrammarEnd);
         }
@@ -211,6 +220,21 @@ impl Job {
             finish = Some(self.length_reason());
         }
         finish
+    }
+
+    /// Wakes the reader for the tokens of the last windows, unless the next will come at once: a thread that wakes takes its core
+    /// from the computation, and with tiny models for longer than a token takes. `window` is how long the last window took;
+    /// `None` when it may be a while until the next.
+    pub(crate) fn tell(&mut self, window: Option<Duration>) {
+        if !self.untold {
+            return;
+        }
+        let now = Instant::now();
+        if window.is_none_or(|window| window > BRIEF_WINDOW) || now - self.told > READER_WAITS {
+            self.told = now;
+            self.untold = false;
+            self.sender.wake();
+        }
     }
 
     fn length_reason(&self) -> FinishReason {

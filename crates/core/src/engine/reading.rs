@@ -109,6 +109,7 @@ impl<T: Target> Core<T> {
         self.out.logits.extend_from_slice(&logits);
         job.last_window = Some(Instant::now());
         let finish = job.advance(&mut self.out.logits)?;
+        job.tell(None);
         self.totals.generated += job.generated.len() as u64;
         if let Some(reason) = finish {
             self.end(index, Ok(reason));

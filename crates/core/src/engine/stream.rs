@@ -1,6 +1,6 @@
 //! The event stream of one request: a queue between the engine thread and one reader, blocking or async.
 //!
-//! The engine never waits on it. A reader that falls behind by the buffer's length makes the engine pause that request's slot
+//! The engine never waits on it, and may add several events before it wakes the reader: waking costs a core that computes. A reader that falls behind by the buffer's length makes the engine pause that request's slot
 //! (`is_full`), so memory stays bounded and other requests go on.
 
 use std::collections::VecDeque;
@@ -55,17 +55,24 @@ pub(crate) fn channel(id: u64, limit: usize, on_change: Box<dyn Fn() + Send + Sy
 }
 
 impl EventSender {
-    /// Adds an event. Never blocks.
+    /// Adds an event and wakes the reader. Never blocks.
     pub(crate) fn send(&self, event: Event) {
-        let waker = {
-            let mut inner = self.shared.lock();
-            if inner.cancelled || inner.closed {
-                return;
-            }
+        self.post(event);
+        self.wake();
+    }
+
+    /// Adds an event that the reader sees when it looks or when it is woken the next time.
+    pub(crate) fn post(&self, event: Event) {
+        let mut inner = self.shared.lock();
+        if !inner.cancelled && !inner.closed {
             inner.closed = matches!(event, Event::Finished { .. } | Event::Failed(_));
             inner.events.push_back(event);
-            inner.waker.take()
-        };
+        }
+    }
+
+    /// Wakes a waiting reader.
+    pub(crate) fn wake(&self) {
+        let waker = self.shared.lock().waker.take();
         self.shared.ready.notify_one();
         if let Some(waker) = waker {
             waker.wake();
@@ -211,6 +218,18 @@ mod tests {
         let ids: Vec<_> = stream.by_ref().map(|event| matches!(event, Event::Token { .. })).collect();
         assert_eq!(ids, [true, true, false]);
         assert!(stream.recv().is_none());
+    }
+
+    #[test]
+    fn a_posted_event_is_seen_by_who_looks_and_wakes_nobody_until_told() {
+        let (sender, mut stream) = channel(1, 4, Box::new(|| {}));
+        sender.post(token(1));
+        assert!(matches!(stream.recv_timeout(Duration::ZERO), Ok(Some(Event::Token { id: 1, .. }))));
+        let waiting = std::thread::spawn(move || stream.recv_timeout(Duration::from_secs(60)));
+        std::thread::sleep(Duration::from_millis(20));
+        sender.post(token(2));
+        sender.wake();
+        assert!(matches!(waiting.join().unwrap(), Ok(Some(Event::Token { id: 2, .. }))));
     }
 
     #[test]
