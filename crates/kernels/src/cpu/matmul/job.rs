@@ -69,7 +69,7 @@ impl<T> WeightRows<'_, T> {
     /// The start of row `o`, or of the last row when there are fewer. `blocks` blocks are readable from there.
     #[inline(always)]
     pub(super) fn row(&self, o: usize) -> *const u8 {
-        self.data[o.min(self.count - 1) * self.row_bytes..].as_ptr()
+        self.data.as_ptr().wrapping_add(o.min(self.count - 1) * self.row_bytes)
     }
 }
 

@@ -41,42 +41,50 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOC
     let passes = n.div_ceil(ROWS_PER_PASS);
     let size = n.div_ceil(passes.max(1));
     let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), passes);
-    for output in outputs.clone().step_by(few_rows::OUTPUTS) {
-        let w = job.weight_rows(output, few_rows::OUTPUTS, outputs.end);
+    // Where one pass has room for all rows it goes over all outputs with them; else the passes follow each other closely.
+    let together = if passes == 1 { outputs.len() } else { few_rows::OUTPUTS };
+    for first in outputs.clone().step_by(together.max(1)) {
+        let outputs = first..outputs.end.min(first + together);
         let mut row = 0;
         while row < n {
+            let outputs = outputs.clone();
             // SAFETY: the caller's promise.
             row += unsafe {
                 match size.min(n - row) {
-                    1 => pass::<T, 1>(job, &w, output, row, &x, ahead),
-                    2 => pass::<T, 2>(job, &w, output, row, &x, ahead),
-                    3 => pass::<T, 3>(job, &w, output, row, &x, ahead),
-                    4 => pass::<T, 4>(job, &w, output, row, &x, ahead),
-                    5 => pass::<T, 5>(job, &w, output, row, &x, ahead),
-                    6 => pass::<T, 6>(job, &w, output, row, &x, ahead),
-                    7 => pass::<T, 7>(job, &w, output, row, &x, ahead),
-                    _ => pass::<T, ROWS_PER_PASS>(job, &w, output, row, &x, ahead),
+                    1 => pass::<T, 1>(job, outputs, row, &x, ahead),
+                    2 => pass::<T, 2>(job, outputs, row, &x, ahead),
+                    3 => pass::<T, 3>(job, outputs, row, &x, ahead),
+                    4 => pass::<T, 4>(job, outputs, row, &x, ahead),
+                    5 => pass::<T, 5>(job, outputs, row, &x, ahead),
+                    6 => pass::<T, 6>(job, outputs, row, &x, ahead),
+                    7 => pass::<T, 7>(job, outputs, row, &x, ahead),
+                    _ => pass::<T, ROWS_PER_PASS>(job, outputs, row, &x, ahead),
                 }
             };
         }
     }
 }
 
+/// `outputs` of rows `row..row + N`; returns `N`.
+///
 /// # Safety
 /// As [`quantized`].
 unsafe fn pass<'a, T: FewRows, const N: usize>(
     job: &Job<'_>,
-    w: &WeightRows<'_, T>,
-    output: usize,
+    outputs: Range<usize>,
     row: usize,
     x: impl Fn(usize) -> QuantizedRow<'a>,
     ahead: &mut Prefetch,
 ) -> usize {
-    let mut out = [[0.0; few_rows::OUTPUTS]; N];
-    // SAFETY: the caller's promise.
-    unsafe { T::multiply(w, &std::array::from_fn(|r| x(row + r)), ahead, &mut out) };
-    for r in 0..N {
-        job.store(row + r, output, &out[r][..w.count]);
+    let x = std::array::from_fn(|r| x(row + r));
+    for output in outputs.clone().step_by(few_rows::OUTPUTS) {
+        let w: WeightRows<'_, T> = job.weight_rows(output, few_rows::OUTPUTS, outputs.end);
+        let mut out = [[0.0; few_rows::OUTPUTS]; N];
+        // SAFETY: the caller's promise.
+        unsafe { T::multiply(&w, &x, ahead, &mut out) };
+        for r in 0..N {
+            job.store(row + r, output, &out[r][..w.count]);
+        }
     }
     N
 }
