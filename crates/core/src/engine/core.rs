@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cache::{Source as StartSource, StateStore, wanted};
-use super::draft::{DraftPolicy, MtpFeed, NgramIndex};
+use super::draft::{DraftPolicy, DraftVocabulary, MtpFeed, NgramIndex};
 use super::handle::{DraftStatus, EngineShared, EngineTotals, Queued, SlotStatus};
 use super::held::{Held, PromptRows};
 use super::job::Job;
@@ -40,6 +40,8 @@ pub(crate) struct Core<T: Target> {
     status_stale: bool,
 }
 
+/// Latest tokens of a prompt that tell which tokens its answer will use.
+const PROMPT_SAMPLE: usize = 256;
 /// How often a busy engine publishes its status.
 const STATUS_EVERY: Duration = Duration::from_millis(20);
 /// How long an engine with nothing to do sleeps when nothing wakes it.
@@ -74,7 +76,10 @@ impl<T: Target> Core<T> {
         }
         Ok(Core {
             store: StateStore::open(&options)?,
-            policy: DraftPolicy::new(options.max_window),
+            policy: DraftPolicy::new(
+                options.max_window,
+                DraftVocabulary::new(target.vocab(), target.draft_head_share()),
+            ),
             target,
             tokenizer,
             shared,
@@ -205,6 +210,7 @@ impl<T: Target> Core<T> {
         let turn_starts = queued.request.prompt.turn_starts.clone();
         let (index, reused) = self.choose_start(&rows, cached);
         self.admissions += 1;
+        self.policy.vocabulary.note(rows.tokens().iter().rev().take(PROMPT_SAMPLE).copied());
         let slot = &mut self.slots[index];
         slot.used = self.admissions;
         let mut job = Job::new(queued, index, self.options.ctx, &self.tokenizer);

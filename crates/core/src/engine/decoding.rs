@@ -127,6 +127,7 @@ impl<T: Target> Core<T> {
             if let Some(last) = job.last_window.replace(now) {
                 self.totals.longest_pause_s = self.totals.longest_pause_s.max((now - last).as_secs_f64());
             }
+            self.policy.vocabulary.note(job.generated[before..].iter().copied());
             tokens += job.generated.len() - before;
             at += 1 + drafts.len();
             match result {

@@ -22,6 +22,8 @@ struct Chain {
     part: usize,
     slot: usize,
     depth: usize,
+    /// The depth was asked for: drafts then look at the whole vocabulary.
+    fixed: bool,
     /// The head's hidden row of the newest draft.
     hidden: Vec<f32>,
     open: bool,
@@ -110,7 +112,9 @@ impl<T: Target> Core<T> {
         let mut chains: Vec<Chain> = Vec::new();
         for (part, (share, &depth)) in shares.iter().zip(&self.depths).enumerate() {
             if share.source == Source::Mtp && depth > 0 {
-                chains.push(Chain { part, slot: share.slot, depth, hidden: Vec::new(), open: true });
+                let asked = self.slots[share.slot].job.as_ref().and_then(|job| job.mtp).unwrap_or(self.options.mtp);
+                let fixed = asked != MtpSetting::Auto;
+                chains.push(Chain { part, slot: share.slot, depth, fixed, hidden: Vec::new(), open: true });
             }
         }
         if chains.is_empty() {
@@ -121,6 +125,8 @@ impl<T: Target> Core<T> {
                 self.catch_up(chain.slot)?;
             }
         }
+        let chosen = if chains.iter().any(|chain| chain.fixed) { None } else { self.policy.vocabulary.limit() };
+        let limit = self.options.draft_vocab.or(chosen);
         let deepest = chains.iter().map(|chain| chain.depth).max().unwrap_or(0);
         for level in 0..deepest {
             let open = chains.iter().filter(|chain| chain.open).count();
@@ -128,8 +134,8 @@ impl<T: Target> Core<T> {
                 break;
             }
             let started = Instant::now();
-            self.draft_step(&mut chains, level)?;
-            self.policy.observe_step(open, started.elapsed().as_secs_f64());
+            self.draft_step(&mut chains, level, limit)?;
+            self.policy.observe_step(open, limit, started.elapsed().as_secs_f64());
         }
         for chain in &chains {
             let slot = &mut self.slots[chain.slot];
@@ -141,8 +147,8 @@ impl<T: Target> Core<T> {
         Ok(())
     }
 
-    /// One more draft for every open chain.
-    fn draft_step(&mut self, chains: &mut [Chain], level: usize) -> Result<(), String> {
+    /// One more draft for every open chain, from the first `limit` tokens.
+    fn draft_step(&mut self, chains: &mut [Chain], level: usize, limit: Option<usize>) -> Result<(), String> {
         let mut rows: Vec<MtpRow<'_>> = Vec::new();
         let mut states: Vec<&mut T::State> = Vec::new();
         // Index of each open chain's last row.
@@ -179,7 +185,7 @@ impl<T: Target> Core<T> {
             last_rows.push(rows.len() - 1);
             states.push(&mut slot.state);
         }
-        self.target.mtp_forward(&rows, &mut states, &mut self.draft_out, self.options.draft_vocab)?;
+        self.target.mtp_forward(&rows, &mut states, &mut self.draft_out, limit)?;
         drop(rows);
         drop(states);
         let width = self.target.hidden();
@@ -229,7 +235,7 @@ impl<T: Target> Core<T> {
                     MtpRow { slot: 0, input: job.input(row), hidden, position: job.position(row), want_logits: false }
                 })
                 .collect();
-            self.target.mtp_forward(&rows, &mut [&mut slot.state], &mut self.draft_out, self.options.draft_vocab)?;
+            self.target.mtp_forward(&rows, &mut [&mut slot.state], &mut self.draft_out, None)?;
             drop(rows);
             feed.consumed(count);
             read += count;

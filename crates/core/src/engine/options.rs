@@ -68,7 +68,8 @@ pub struct EngineOptions {
     pub batch_mtp: bool,
     /// A chain of MTP drafts ends before a token less likely than this; 0 never ends one.
     pub draft_p_min: f32,
-    /// Draft with the first N rows of the head only.
+    /// Draft with the first N rows of the head only. `None`: all of them with a fixed depth, and with `MtpSetting::Auto` as many
+    /// as pay.
     pub draft_vocab: Option<usize>,
     /// Bytes of evicted slot states kept in memory; 0 keeps none.
     pub cache_ram_bytes: u64,

@@ -21,6 +21,9 @@ pub(crate) trait Target: Send + Sync + 'static {
     /// Whether there is an MTP head to draft with.
     fn has_mtp(&self) -> bool;
 
+    /// Share of a draft step's work that the vocabulary head is, 0 to 1.
+    fn draft_head_share(&self) -> f64;
+
     fn new_state(&self, ctx: usize) -> Result<Self::State, String>;
     fn forward(&self, window: &Window, states: &mut [&mut Self::State], out: &mut StepOutput) -> Result<(), String>;
     /// Keeps the first `rows` rows of the last verify window.
@@ -70,6 +73,11 @@ where
 
     fn has_mtp(&self) -> bool {
         Model::has_mtp(self)
+    }
+
+    fn draft_head_share(&self) -> f64 {
+        let sizes = self.weight_sizes();
+        sizes.draft_head as f64 / sizes.per_draft.max(1) as f64
     }
 
     fn new_state(&self, ctx: usize) -> Result<SlotState<D>, String> {

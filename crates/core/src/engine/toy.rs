@@ -117,6 +117,10 @@ impl Target for Toy {
         4
     }
 
+    fn draft_head_share(&self) -> f64 {
+        0.5
+    }
+
     fn has_mtp(&self) -> bool {
         true
     }

@@ -125,6 +125,8 @@ pub struct WeightSizes {
     pub per_token: u64,
     /// Weights that one draft row of the MTP head reads, its vocabulary head included.
     pub per_draft: u64,
+    /// The vocabulary head's part of them.
+    pub draft_head: u64,
 }
 
 struct Loader<'a, D: Device> {
@@ -135,12 +137,14 @@ struct Loader<'a, D: Device> {
     small: u64,
     /// Bytes one row reads of the weights loaded so far.
     per_row: u64,
+    /// Bytes of the MTP layer's own vocabulary head.
+    own_head: u64,
 }
 
 impl<D: Device> Weights<D> {
     /// Finds and checks every tensor. `use_mtp` false leaves the head out.
     pub fn load(file: &GgufFile, device: &D, config: &ModelConfig, use_mtp: bool) -> Result<Self, ModelError> {
-        let mut loader = Loader { file, device, config, mapped: 0, small: 0, per_row: 0 };
+        let mut loader = Loader { file, device, config, mapped: 0, small: 0, per_row: 0, own_head: 0 };
         let (hidden, vocab) = (config.hidden, config.vocab);
         let embedding = loader.matrix(names::EMBEDDING, vocab, hidden)?;
         loader.per_row = loader.mapped / vocab as u64;
@@ -153,12 +157,12 @@ impl<D: Device> Weights<D> {
         let head_bytes = loader.per_row - before;
         let per_token = loader.per_row;
         let mtp = if use_mtp && config.mtp_layers > 0 { Some(loader.mtp()?) } else { None };
-        let own_head = mtp.as_ref().is_some_and(|mtp| mtp.head.is_some());
-        let per_draft = match &mtp {
-            Some(_) => loader.per_row - per_token + if own_head { 0 } else { head_bytes },
-            None => 0,
+        let (per_draft, draft_head) = match &mtp {
+            Some(_) if loader.own_head > 0 => (loader.per_row - per_token, loader.own_head),
+            Some(_) => (loader.per_row - per_token + head_bytes, head_bytes),
+            None => (0, 0),
         };
-        let sizes = WeightSizes { mapped: loader.mapped, small: loader.small, per_token, per_draft };
+        let sizes = WeightSizes { mapped: loader.mapped, small: loader.small, per_token, per_draft, draft_head };
         Ok(Weights { embedding, layers, output_norm, output, mtp, sizes })
     }
 }
@@ -348,7 +352,9 @@ impl<D: Device> Loader<'_, D> {
         }
         let before = self.per_row;
         let table = self.matrix(name, vocab, self.config.hidden)?;
-        if !read_whole {
+        if read_whole {
+            self.own_head = self.per_row - before;
+        } else {
             self.per_row = before;
         }
         Ok(Some(table))

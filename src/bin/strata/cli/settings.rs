@@ -113,7 +113,7 @@ pub struct DraftArgs {
     /// End a chain of drafts before a token less likely than this
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     pub draft_p_min: f32,
-    /// Draft with the first N tokens of the vocabulary only
+    /// Draft with the first N tokens of the vocabulary only; by default with all, and with `--mtp auto` with as many as pay
     #[arg(long, value_name = "N")]
     pub draft_vocab: Option<usize>,
 }

@@ -6,8 +6,10 @@ mod costs;
 mod mtp;
 mod ngram;
 mod policy;
+mod vocabulary;
 
 pub(crate) use acceptance::{Acceptance, implausible};
 pub(crate) use mtp::MtpFeed;
 pub(crate) use ngram::NgramIndex;
 pub(crate) use policy::{DraftPolicy, Offer, Source};
+pub(crate) use vocabulary::DraftVocabulary;

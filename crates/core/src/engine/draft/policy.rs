@@ -8,6 +8,7 @@
 
 use super::acceptance::Acceptance;
 use super::costs::CostTable;
+use super::vocabulary::DraftVocabulary;
 
 /// Where a slot's drafts come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,14 +57,18 @@ const LOOK_DEEPER: u64 = 24;
 /// Weight of the prior against all requests' observations, and of those against the request's own.
 const PRIOR_WEIGHT: f64 = 2.0;
 const GLOBAL_WEIGHT: f64 = 8.0;
+/// Windows between two choices of the draft vocabulary.
+const CHOOSE_VOCABULARY: u64 = 16;
 /// A backlog's cost is spread over this many windows when drafts are weighed.
 const SPREAD: f64 = 32.0;
 
 /// Chooses depths and learns from windows.
 pub(crate) struct DraftPolicy {
     max_window: usize,
+    /// How much of it drafts look at.
+    pub(crate) vocabulary: DraftVocabulary,
     windows: CostTable,
-    /// MTP draft steps by number of slots drafting.
+    /// MTP draft steps by number of slots drafting, as if over the whole vocabulary.
     steps: CostTable,
     /// Seconds per row of catching up the MTP cache; 0 until measured.
     catch_up_row_s: f64,
@@ -78,9 +83,10 @@ pub(crate) struct DraftPolicy {
 }
 
 impl DraftPolicy {
-    pub(crate) fn new(max_window: usize) -> Self {
+    pub(crate) fn new(max_window: usize, vocabulary: DraftVocabulary) -> Self {
         DraftPolicy {
             max_window,
+            vocabulary,
             windows: CostTable::new(max_window, 0.3),
             steps: CostTable::new(max_window, 0.5),
             catch_up_row_s: 0.0,
@@ -182,12 +188,13 @@ impl DraftPolicy {
     fn draft_seconds(&self, offers: &[Offer<'_>], depths: &[usize], plain: f64, spread: f64) -> f64 {
         let of_mtp = || offers.iter().zip(depths).filter(|(offer, _)| offer.source == Source::Mtp);
         let mut seconds = 0.0;
+        let cost = self.vocabulary.cost(self.vocabulary.limit());
         for level in 1.. {
             let drafting = of_mtp().filter(|(_, depth)| **depth >= level).count();
             if drafting == 0 {
                 break;
             }
-            seconds += self.steps.expect(drafting).unwrap_or(plain * 0.25);
+            seconds += self.steps.expect(drafting).map_or(plain * 0.25, |whole| whole * cost);
         }
         let backlog: usize = of_mtp().filter(|(_, depth)| **depth > 0).map(|(offer, _)| offer.backlog).sum();
         let row = if self.catch_up_row_s > 0.0 {
@@ -215,6 +222,7 @@ impl DraftPolicy {
     pub(crate) fn observe_window(&mut self, slots: usize, rows: usize, tokens: usize, draft_s: f64, window_s: f64) {
         self.windows.observe(rows, window_s);
         self.seen += 1;
+        self.choose_vocabulary();
         if rows == slots {
             self.last_plain[slots] = self.seen;
             self.purse += SHARE;
@@ -225,9 +233,19 @@ impl DraftPolicy {
         self.purse = self.purse.min(FULL);
     }
 
-    /// One step of the MTP head for `slots` slots.
-    pub(crate) fn observe_step(&mut self, slots: usize, seconds: f64) {
-        self.steps.observe(slots, seconds);
+    /// One step of the MTP head for `slots` slots over the first `limit` tokens.
+    pub(crate) fn observe_step(&mut self, slots: usize, limit: Option<usize>, seconds: f64) {
+        self.steps.observe(slots, seconds / self.vocabulary.cost(limit));
+    }
+
+    /// Weighs anew, now and then, how much of the vocabulary drafts look at.
+    fn choose_vocabulary(&mut self) {
+        if !self.seen.is_multiple_of(CHOOSE_VOCABULARY) {
+            return;
+        }
+        if let (Some(window), Some(step)) = (self.windows.expect(2), self.steps.expect(1)) {
+            self.vocabulary.choose(self.mtp.expect(0, PRIOR, PRIOR_WEIGHT), window, step);
+        }
     }
 
     /// Catching up `rows` rows of the MTP cache.
@@ -245,9 +263,10 @@ impl DraftPolicy {
         }
     }
 
-    /// Mean seconds of a plain window of one slot and of one draft step, where measured.
+    /// Mean seconds of a plain window of one slot and of one draft step as they are now, where measured.
     pub(crate) fn measured(&self) -> (Option<f64>, Option<f64>) {
-        (self.windows.expect(1), self.steps.expect(1))
+        let cost = self.vocabulary.cost(self.vocabulary.limit());
+        (self.windows.expect(1), self.steps.expect(1).map(|whole| whole * cost))
     }
 
     pub(crate) fn window_seconds(&self) -> Vec<f64> {
@@ -301,7 +320,7 @@ mod tests {
                 for level in 1..=depths.iter().copied().max().unwrap_or(0) {
                     let drafting = depths.iter().filter(|d| **d >= level).count();
                     let seconds = noisy(self.step * (1.0 + 0.3 * (drafting - 1) as f64));
-                    policy.observe_step(drafting, seconds);
+                    policy.observe_step(drafting, None, seconds);
                     draft_s += seconds;
                 }
                 let rows = slots + depths.iter().sum::<usize>();
@@ -319,6 +338,10 @@ mod tests {
             }
             clock / made as f64
         }
+    }
+
+    fn policy() -> DraftPolicy {
+        DraftPolicy::new(8, DraftVocabulary::new(1000, 0.0))
     }
 
     fn worlds() -> Vec<World> {
@@ -340,7 +363,7 @@ mod tests {
                 for tokens in [96, 2000] {
                     let mean = |depth: Option<usize>| {
                         (0..20)
-                            .map(|seed| world.run(slots, tokens * slots, depth, &mut DraftPolicy::new(8), seed))
+                            .map(|seed| world.run(slots, tokens * slots, depth, &mut policy(), seed))
                             .sum::<f64>()
                             / 20.0
                     };
@@ -357,10 +380,10 @@ mod tests {
     #[test]
     fn auto_comes_close_to_the_best_depth_once_it_has_seen_the_text() {
         for (w, world) in worlds().iter().enumerate() {
-            let mut policy = DraftPolicy::new(8);
-            world.run(1, 600, None, &mut policy, 1);
-            let auto = world.run(1, 4000, None, &mut policy, 2);
-            let fixed = |depth| world.run(1, 4000, Some(depth), &mut DraftPolicy::new(8), 2);
+            let mut learned = policy();
+            world.run(1, 600, None, &mut learned, 1);
+            let auto = world.run(1, 4000, None, &mut learned, 2);
+            let fixed = |depth| world.run(1, 4000, Some(depth), &mut policy(), 2);
             let best = (0..=6).map(fixed).fold(f64::INFINITY, f64::min);
             assert!(auto < best * 1.05, "world {w}: auto {auto:.3}, best {best:.3}");
         }
@@ -371,12 +394,12 @@ mod tests {
         let seen = Acceptance::new(1e9);
         let offer = |most| Offer { source: Source::Mtp, most, fixed: true, backlog: 0, seen: &seen };
         let mut depths = Vec::new();
-        let mut policy = DraftPolicy::new(8);
-        policy.plan(&[offer(4)], &mut depths);
+        let mut fresh = policy();
+        fresh.plan(&[offer(4)], &mut depths);
         assert_eq!(depths, [4]);
-        policy.plan(&[offer(4), offer(1), offer(4)], &mut depths);
+        fresh.plan(&[offer(4), offer(1), offer(4)], &mut depths);
         assert_eq!(depths, [2, 1, 2]);
-        policy.plan(&vec![offer(3); 8], &mut depths);
+        fresh.plan(&vec![offer(3); 8], &mut depths);
         assert_eq!(depths, [0; 8]);
     }
 }
