@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Acceptance and speed of MTP drafts, strata against llama.cpp, on the same file and prompts.
+"""Acceptance and speed of MTP drafts, strata against itself without drafts and against llama.cpp, on the same file and prompts.
 
-    python3 scripts/compare_drafts.py --model tests/golden/tiny.gguf --llama-server PATH [--strata target/release/strata]
-        [--depths 0,1,2,3,4] [--auto] [--tokens 64] [--threads 2] [--pairs 3] [--prompts FILE]
+    python3 scripts/compare_drafts.py --model tests/golden/tiny.gguf [--llama-server PATH] [--strata target/release/strata]
+        [--depths 0,1,2,3,4] [--auto] [--tokens 64] [--threads 2] [--rounds 3] [--prompts FILE] [--chat]
 
-Starts one server of each kind per depth, one after the other, sends every prompt greedily and alone (`/v1/completions`), and prints per
-depth: accepted / drafted, and tokens per second. Prompts
-come from the committed goldens unless given (a JSON list of texts, or of objects with a `prompt`). Standard library only.
+Starts one server per setting, all at once, and sends every prompt greedily to one after the other in turn, so that whatever else the
+machine does hits all alike. Prints per setting accepted / drafted, tokens per second, and the time per token against that server's
+own time without drafts on the same prompt in the same round (median and quartiles of those ratios). Prompts come from the committed
+goldens unless given (a JSON list of texts, or of objects with a `prompt`); `--chat` sends them as user messages, for which
+`scripts/draft_prompts.json` holds the kind of question the tiny model was trained on. Standard library only.
 """
 import argparse
 import json
@@ -46,17 +48,13 @@ class Server:
             time.sleep(0.1)
         sys.exit(f"{command[0]} did not become ready")
 
-    def run(self, prompts, tokens):
-        drafted = accepted = made = 0
-        seconds = 0.0
-        for prompt in prompts:
-            body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "cache_prompt": False}
-            timings = post(self.port, "/v1/completions", body)["timings"]
-            drafted += timings.get("draft_n", 0) or 0
-            accepted += timings.get("draft_n_accepted", 0) or 0
-            made += timings["predicted_n"]
-            seconds += timings["predicted_ms"] / 1000
-        return drafted, accepted, made / seconds
+    def run(self, prompt, tokens, chat):
+        body = {"max_tokens": tokens, "temperature": 0, "cache_prompt": False}
+        if chat:
+            body |= {"messages": [{"role": "user", "content": prompt}], "chat_template_kwargs": {"enable_thinking": False}}
+        else:
+            body |= {"prompt": prompt}
+        return post(self.port, "/v1/chat/completions" if chat else "/v1/completions", body)["timings"]
 
     def close(self):
         self.process.terminate()
@@ -72,7 +70,8 @@ def main():
     parser.add_argument("--auto", action="store_true", help="measure strata's --mtp auto as well")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=3, help="rounds over all prompts, interleaved")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all prompts")
+    parser.add_argument("--chat", action="store_true", help="send the prompts as user messages")
     parser.add_argument("--prompts", default="tests/golden/llama_greedy.json")
     args = parser.parse_args()
     prompts = [p["prompt"] if isinstance(p, dict) else p for p in json.load(open(args.prompts, encoding="utf-8"))]
@@ -84,23 +83,40 @@ def main():
         command = [args.llama_server, "-m", args.model, "-t", str(args.threads), "-np", "1", "-c", "4096", "--no-webui"]
         return command + (["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)] if depth else [])
 
-    settings = [(d, str(d)) for d in map(int, args.depths.split(","))] + ([(None, "auto")] if args.auto else [])
-    for depth, name in settings:
-        servers = {"strata": Server(strata(name))}
-        if args.llama_server and depth is not None:
-            servers["llama.cpp"] = Server(llama(depth))
-        runs = {side: [] for side in servers}
-        for _ in range(args.pairs):
-            for side, server in servers.items():
-                runs[side].append(server.run(prompts, args.tokens))
-        for side, server in servers.items():
+    names = args.depths.split(",") + (["auto"] if args.auto else [])
+    servers = {("strata", name): Server(strata(name)) for name in names}
+    if args.llama_server:
+        servers |= {("llama.cpp", name): Server(llama(int(name))) for name in names if name != "auto"}
+    runs = {key: [] for key in servers}
+    try:
+        for turn in range(args.rounds + 1):
+            for number, prompt in enumerate(prompts):
+                order = list(servers)
+                shift = (turn + number) % len(order)
+                for key in order[shift:] + order[:shift]:
+                    timings = servers[key].run(prompt, args.tokens, args.chat)
+                    # The first round warms up: caches, page faults, and what `auto` learns.
+                    if turn > 0:
+                        runs[key].append(timings)
+    finally:
+        for server in servers.values():
             server.close()
-            drafted, accepted, _ = runs[side][0]
-            speeds = [run[2] for run in runs[side]]
-            line = f"mtp {name:>4} {side:>9}: {statistics.median(speeds):8.1f} tok/s ({min(speeds):.1f} to {max(speeds):.1f})"
-            if drafted:
-                line += f", {accepted} of {drafted} accepted = {accepted / drafted:.1%}"
-            print(line, flush=True)
+    for (side, name), timings in runs.items():
+        seconds = [t["predicted_ms"] / 1000 for t in timings]
+        made = [t["predicted_n"] for t in timings]
+        line = f"{side:>9} mtp {name:>4}: {sum(made) / sum(seconds):8.1f} tok/s"
+        drafted = sum(t.get("draft_n", 0) or 0 for t in timings)
+        if drafted:
+            accepted = sum(t.get("draft_n_accepted", 0) or 0 for t in timings)
+            line += f", {accepted} of {drafted} accepted = {accepted / drafted:.1%}"
+        plain = runs.get((side, "0"))
+        if plain and name != "0":
+            per_token = [t["predicted_ms"] / t["predicted_n"] for t in timings]
+            base = [t["predicted_ms"] / t["predicted_n"] for t in plain]
+            low, middle, high = statistics.quantiles([b / t for b, t in zip(base, per_token)], n=4)
+            whole = sum(t["predicted_ms"] for t in plain) / sum(t["predicted_ms"] for t in timings) * sum(made) / sum(t["predicted_n"] for t in plain)
+            line += f"; {whole:.3f} x without drafts, by prompt {middle:.3f} ({low:.3f} to {high:.3f})"
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

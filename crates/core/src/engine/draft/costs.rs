@@ -30,7 +30,12 @@ impl CostTable {
         }
         // One slow run (another process, a page fault) must not decide; the first ones are the likeliest to be slow.
         if count < SETTLE {
-            let weight = if seconds < old { 0.7 } else { 0.2 };
+            // The very first touched fresh memory.
+            let weight = match seconds < old {
+                true if count == 1 => 1.0,
+                true => 0.7,
+                false => 0.2,
+            };
             self.entries[rows - 1] = (old + weight * (seconds.min(old * 1.5) - old), count + 1);
             return;
         }

@@ -43,6 +43,8 @@ const CREDIT_PER: f64 = 20.0;
 const MOST_CREDIT: f64 = 3.0;
 /// A probe against the estimate needs this much.
 const PROBE: f64 = 1.2;
+/// So many measurements of a window with one draft are taken without waiting: the first ones touch fresh memory.
+const SETTLED: u32 = 4;
 /// Drafts must promise this much more than none.
 const MARGIN: f64 = 1.01;
 /// Plain windows measured before anything is drafted.
@@ -154,7 +156,8 @@ impl DraftPolicy {
             }
         }
         let pays = best.0 > plain_rate * MARGIN;
-        let probe = first.filter(|_| !pays && self.purse > PROBE && self.seen - self.last_probe > PLAIN_AGAIN / 2);
+        let soon = self.windows.count(slots + 1) < SETTLED || self.seen - self.last_probe > PLAIN_AGAIN / 2;
+        let probe = first.filter(|_| !pays && self.purse > PROBE && soon);
         let mut chosen = if pays { best.1 } else { probe.unwrap_or_else(|| depths.to_vec()) };
         if pays && self.purse > 0.5 * FULL && self.seen - self.last_deeper > LOOK_DEEPER {
             self.last_deeper = self.seen;
@@ -220,13 +223,15 @@ impl DraftPolicy {
 
     /// A decode window of `rows` rows from `slots` slots gave `tokens` tokens in `window_s` seconds after `draft_s` of drafting.
     pub(crate) fn observe_window(&mut self, slots: usize, rows: usize, tokens: usize, draft_s: f64, window_s: f64) {
+        let new_size = self.windows.count(rows) == 0;
         self.windows.observe(rows, window_s);
         self.seen += 1;
         self.choose_vocabulary();
         if rows == slots {
             self.last_plain[slots] = self.seen;
             self.purse += SHARE;
-        } else if let Some(plain) = self.windows.expect(slots) {
+        } else if let Some(plain) = self.windows.expect(slots).filter(|_| !new_size) {
+            // (The first window of a size touches fresh memory, once: that says nothing of the next.)
             let took = (draft_s + window_s) / plain;
             self.purse += tokens as f64 / slots as f64 - took + SHARE * took;
         }
