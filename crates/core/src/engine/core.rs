@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cache::{Source as StartSource, StateStore, wanted};
-use super::draft::{DraftPolicy, DraftVocabulary, MtpFeed, NgramIndex};
+use super::draft::{DraftPolicy, DraftVocabulary, Level, MtpFeed, NgramIndex};
 use super::handle::{DraftStatus, EngineShared, EngineTotals, Queued, SlotStatus};
 use super::held::{Held, PromptRows};
 use super::job::Job;
@@ -30,6 +30,8 @@ pub(crate) struct Core<T: Target> {
     pub(crate) out: StepOutput,
     pub(crate) draft_out: StepOutput,
     pub(crate) drafts: Vec<Vec<u32>>,
+    /// How sure the head is of each, where it was asked.
+    pub(crate) confidences: Vec<Vec<Level>>,
     pub(crate) depths: Vec<usize>,
     /// Slot from which the next decode window is filled.
     pub(crate) next_slot: usize,
@@ -89,6 +91,7 @@ impl<T: Target> Core<T> {
             out: StepOutput::default(),
             draft_out: StepOutput::default(),
             drafts: Vec::new(),
+            confidences: Vec::new(),
             depths: Vec::new(),
             next_slot: 0,
             windows_since_chunk: 0,

@@ -76,7 +76,7 @@ impl<T: Target> Core<T> {
         let mut tokens = 0;
         let mut at = 0;
         let mut ended: Vec<(usize, Result<FinishReason, String>)> = Vec::new();
-        for (share, drafts) in shares.iter().zip(&self.drafts) {
+        for ((share, drafts), confidences) in shares.iter().zip(&self.drafts).zip(&self.confidences) {
             let slot = &mut self.slots[share.slot];
             let Some(job) = &mut slot.job else { continue };
             let sample_started = Instant::now();
@@ -109,6 +109,7 @@ impl<T: Target> Core<T> {
                 self.target.commit(&mut slot.state, kept);
                 job.note_drafts(share.source, drafted, accepted);
                 self.policy.observe_drafts(share.source, drafted, accepted);
+                self.policy.observe_confidence(&confidences[..confidences.len().min(drafted)], accepted);
                 self.totals.drafted += drafted as u64;
                 self.totals.accepted += accepted as u64;
             }

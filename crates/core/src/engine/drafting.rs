@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::decoding::Share;
-use super::draft::{Offer, Source, implausible};
+use super::draft::{Level, Offer, Source, implausible};
 use super::held::PICTURE;
 use super::job::Job;
 use super::options::{MAX_MTP_DEPTH, MtpSetting};
-use super::sampler::probability;
+use super::sampler::{lead, probability};
 use super::slot::Slot;
 use super::target::Target;
 use crate::model::{MtpRow, RowInput};
@@ -24,6 +24,8 @@ struct Chain {
     depth: usize,
     /// The depth was asked for: drafts then look at the whole vocabulary.
     fixed: bool,
+    /// Chance that all its drafts are accepted, where each draft is judged by the head's confidence.
+    chance: Option<f64>,
     /// The head's hidden row of the newest draft.
     hidden: Vec<f32>,
     open: bool,
@@ -35,6 +37,8 @@ impl<T: Target> Core<T> {
         self.drafts.resize_with(shares.len().max(self.drafts.len()), Vec::new);
         self.drafts.truncate(shares.len());
         self.drafts.iter_mut().for_each(Vec::clear);
+        self.confidences.resize_with(shares.len(), Vec::new);
+        self.confidences.iter_mut().for_each(Vec::clear);
         for share in shares.iter_mut() {
             share.row = self.slots[share.slot].held.len();
         }
@@ -114,7 +118,11 @@ impl<T: Target> Core<T> {
             if share.source == Source::Mtp && depth > 0 {
                 let asked = self.slots[share.slot].job.as_ref().and_then(|job| job.mtp).unwrap_or(self.options.mtp);
                 let fixed = asked != MtpSetting::Auto;
-                chains.push(Chain { part, slot: share.slot, depth, fixed, hidden: Vec::new(), open: true });
+                // Alone, a chain goes on for as long as the head is sure enough.
+                let judged = !fixed && shares.len() == 1;
+                let depth = if judged { self.most_drafts(share) } else { depth };
+                let chance = judged.then_some(1.0);
+                chains.push(Chain { part, slot: share.slot, depth, fixed, chance, hidden: Vec::new(), open: true });
             }
         }
         if chains.is_empty() {
@@ -145,6 +153,13 @@ impl<T: Target> Core<T> {
             }
         }
         Ok(())
+    }
+
+    /// Most drafts of a slot that is alone in the window.
+    fn most_drafts(&self, share: &Share) -> usize {
+        let job = self.slots[share.slot].job.as_ref();
+        let room = job.map_or(0, |job| room(job, share.row, self.options.ctx));
+        room.min(MAX_MTP_DEPTH).min(self.options.max_window - 1)
     }
 
     /// One more draft for every open chain, from the first `limit` tokens.
@@ -207,8 +222,19 @@ impl<T: Target> Core<T> {
                 chain.open = false;
                 continue;
             }
+            if let Some(chance) = &mut chain.chance {
+                let level = Level::of(lead(logits, token));
+                *chance *= self.policy.confidence(level);
+                if !self.policy.keeps(1 + self.drafts[chain.part].len(), *chance) {
+                    chain.open = false;
+                    continue;
+                }
+                self.confidences[chain.part].push(level);
+            }
             self.drafts[chain.part].push(token);
-            chain.open = level + 1 < chain.depth;
+            let rows = 1 + self.drafts[chain.part].len();
+            let worthy = chain.chance.is_none_or(|chance| self.policy.goes_on(rows, level + 1, chance));
+            chain.open = worthy && level + 1 < chain.depth;
             if chain.open {
                 chain.hidden.clear();
                 chain.hidden.extend_from_slice(&self.draft_out.hidden[last_row * width..(last_row + 1) * width]);

@@ -2,6 +2,7 @@
 //! part of every decode window, so an answer never depends on what was proposed.
 
 mod acceptance;
+mod confidence;
 mod costs;
 mod mtp;
 mod ngram;
@@ -9,6 +10,7 @@ mod policy;
 mod vocabulary;
 
 pub(crate) use acceptance::{Acceptance, implausible};
+pub(crate) use confidence::Level;
 pub(crate) use mtp::MtpFeed;
 pub(crate) use ngram::NgramIndex;
 pub(crate) use policy::{DraftPolicy, Offer, Source};

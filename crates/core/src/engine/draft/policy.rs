@@ -7,6 +7,7 @@
 //! share, whatever the estimates say; and where drafts pay, the purse stays full.
 
 use super::acceptance::Acceptance;
+use super::confidence::{Calibration, Level};
 use super::costs::CostTable;
 use super::vocabulary::DraftVocabulary;
 
@@ -59,6 +60,9 @@ const LOOK_DEEPER: u64 = 24;
 /// Weight of the prior against all requests' observations, and of those against the request's own.
 const PRIOR_WEIGHT: f64 = 2.0;
 const GLOBAL_WEIGHT: f64 = 8.0;
+/// Tokens that promises are taken for kept before anything came of them, and what older ones keep of their weight.
+const PROMISE_WEIGHT: f64 = 16.0;
+const PROMISE_KEEPS: f64 = 0.98;
 /// Windows between two choices of the draft vocabulary.
 const CHOOSE_VOCABULARY: u64 = 16;
 /// A backlog's cost is spread over this many windows when drafts are weighed.
@@ -76,6 +80,13 @@ pub(crate) struct DraftPolicy {
     catch_up_row_s: f64,
     mtp: Acceptance,
     ngram: Acceptance,
+    /// Acceptance by the head's confidence.
+    calibration: Calibration,
+    /// What a slot alone gained by drafts, in tokens, and what the estimates had promised for the same time.
+    gained: f64,
+    promised: f64,
+    /// Promise of the window under way, in tokens per plain window; 0 when nothing is drafted.
+    promise: f64,
     purse: f64,
     /// Decode windows seen, and the number at the last plain one per slot count.
     seen: u64,
@@ -94,6 +105,10 @@ impl DraftPolicy {
             catch_up_row_s: 0.0,
             mtp: Acceptance::new(400.0),
             ngram: Acceptance::new(400.0),
+            calibration: Calibration::default(),
+            gained: PROMISE_WEIGHT,
+            promised: PROMISE_WEIGHT,
+            promise: 0.0,
             purse: CAPITAL,
             seen: 0,
             last_plain: vec![0; max_window + 1],
@@ -104,6 +119,7 @@ impl DraftPolicy {
 
     /// Sets `depths` to the drafts of each offer for the next window.
     pub(crate) fn plan(&mut self, offers: &[Offer<'_>], depths: &mut Vec<usize>) {
+        self.promise = 0.0;
         depths.clear();
         depths.resize(offers.len(), 0);
         let mut spare = self.max_window.saturating_sub(offers.len());
@@ -155,7 +171,9 @@ impl DraftPolicy {
                 break;
             }
         }
-        let pays = best.0 > plain_rate * MARGIN;
+        // Chains end early where the head is unsure, which the estimate does not know; what came of earlier promises does.
+        let kept = if slots == 1 { self.gained / self.promised } else { 1.0 };
+        let pays = best.0 * kept > plain_rate * MARGIN;
         let soon = self.windows.count(slots + 1) < SETTLED || self.seen - self.last_probe > PLAIN_AGAIN / 2;
         let probe = first.filter(|_| !pays && self.purse > PROBE && soon);
         let mut chosen = if pays { best.1 } else { probe.unwrap_or_else(|| depths.to_vec()) };
@@ -184,7 +202,36 @@ impl DraftPolicy {
                 self.last_probe = self.seen;
             }
             depths.copy_from_slice(&chosen);
+            self.promise = best.0 / plain_rate;
         }
+    }
+
+    /// Whether a draft in row `rows + 1` of the window is worth it, if with `chance` it and all before it are accepted.
+    pub(crate) fn keeps(&self, rows: usize, chance: f64) -> bool {
+        let (Some(plain), Some(row)) = (self.windows.expect(1), self.row_seconds(rows)) else { return true };
+        chance * plain > row
+    }
+
+    /// Whether to look for a draft for row `rows + 1`, the `position`th of a chain which with `chance` is accepted so far.
+    pub(crate) fn goes_on(&self, rows: usize, position: usize, chance: f64) -> bool {
+        let (Some(plain), Some(row)) = (self.windows.expect(1), self.row_seconds(rows)) else { return true };
+        let step = self.steps.expect(1).unwrap_or(0.0) * self.vocabulary.cost(self.vocabulary.limit());
+        chance * self.mtp.expect(position, PRIOR, PRIOR_WEIGHT) * plain > row + step
+    }
+
+    /// What row `rows + 1` adds to a window.
+    fn row_seconds(&self, rows: usize) -> Option<f64> {
+        Some(self.windows.expect(rows + 1)? - self.windows.expect(rows)?)
+    }
+
+    /// Expected acceptance of a draft the head is so sure of.
+    pub(crate) fn confidence(&self, level: Level) -> f64 {
+        self.calibration.expect(level)
+    }
+
+    /// A chain of which the first `accepted` were right.
+    pub(crate) fn observe_confidence(&mut self, chain: &[Level], accepted: usize) {
+        self.calibration.observe(chain, accepted);
     }
 
     /// Expected seconds of drafting; the backlog divided by `spread`.
@@ -227,13 +274,20 @@ impl DraftPolicy {
         self.windows.observe(rows, window_s);
         self.seen += 1;
         self.choose_vocabulary();
+        let drafted = rows > slots || self.promise > 0.0;
         if rows == slots {
             self.last_plain[slots] = self.seen;
+        }
+        if !drafted {
             self.purse += SHARE;
         } else if let Some(plain) = self.windows.expect(slots).filter(|_| !new_size) {
             // (The first window of a size touches fresh memory, once: that says nothing of the next.)
             let took = (draft_s + window_s) / plain;
             self.purse += tokens as f64 / slots as f64 - took + SHARE * took;
+            if slots == 1 && self.promise > 0.0 {
+                self.gained = self.gained * PROMISE_KEEPS + tokens as f64;
+                self.promised = self.promised * PROMISE_KEEPS + self.promise * took;
+            }
         }
         self.purse = self.purse.min(FULL);
     }

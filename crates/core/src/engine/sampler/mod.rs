@@ -172,6 +172,14 @@ impl Sampler {
     }
 }
 
+/// By how much the logit of `id` leads the best other; negative if another is larger. The logits are as before when it returns.
+pub(crate) fn lead(logits: &mut [f32], id: u32) -> f32 {
+    let own = std::mem::replace(&mut logits[id as usize], f32::NEG_INFINITY);
+    let rival = select::largest(logits);
+    logits[id as usize] = own;
+    own - rival
+}
+
 /// Probability of token `id` under a row of logits.
 pub(crate) fn probability(logits: &[f32], id: u32) -> f64 {
     (f64::from(logits[id as usize]) - select::log_sum_exp(logits)).exp()
