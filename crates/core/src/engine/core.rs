@@ -104,6 +104,7 @@ impl<T: Target> Core<T> {
 
     /// Runs until the engine is stopped.
     pub(crate) fn run(&mut self) {
+        self.warm_up();
         loop {
             self.drop_cancelled();
             self.admit();

@@ -22,6 +22,7 @@ mod target;
 mod tests;
 #[cfg(test)]
 mod toy;
+mod warm_up;
 
 pub use handle::{CacheStatus, DraftStatus, EngineHandle, EngineStatus, EngineTotals, SlotStatus};
 pub use options::{

@@ -71,6 +71,8 @@ pub struct EngineOptions {
     /// Draft with the first N rows of the head only. `None`: all of them with a fixed depth, and with `MtpSetting::Auto` as many
     /// as pay.
     pub draft_vocab: Option<usize>,
+    /// Measure windows and draft steps before the first request, where that takes a few milliseconds.
+    pub warm_up: bool,
     /// Bytes of evicted slot states kept in memory; 0 keeps none.
     pub cache_ram_bytes: u64,
     /// Folder for evicted slot states that outlive the process.
@@ -106,6 +108,7 @@ impl Default for EngineOptions {
             batch_mtp: true,
             draft_p_min: 0.0,
             draft_vocab: None,
+            warm_up: true,
             cache_ram_bytes: 0,
             cache_dir: None,
             cache_dir_bytes: 8 << 30,

@@ -12,7 +12,9 @@ use super::*;
 use crate::vision::PictureRows;
 
 fn options(slots: usize) -> EngineOptions {
-    EngineOptions { slots, ctx: 400, mtp: MtpSetting::Off, prompt_chunk: 16, ..EngineOptions::default() }
+    // (The toy insists on the hidden rows of its own text.)
+    let warm_up = false;
+    EngineOptions { slots, ctx: 400, mtp: MtpSetting::Off, prompt_chunk: 16, warm_up, ..EngineOptions::default() }
 }
 
 fn start(toy: Toy, options: EngineOptions) -> EngineHandle {

@@ -63,6 +63,8 @@ const GLOBAL_WEIGHT: f64 = 8.0;
 /// Tokens that promises are taken for kept before anything came of them, and what older ones keep of their weight.
 const PROMISE_WEIGHT: f64 = 16.0;
 const PROMISE_KEEPS: f64 = 0.98;
+/// Share by which a plain window brings both together again.
+const PROMISE_FADES: f64 = 0.004;
 /// Windows between two choices of the draft vocabulary.
 const CHOOSE_VOCABULARY: u64 = 16;
 /// A backlog's cost is spread over this many windows when drafts are weighed.
@@ -262,6 +264,11 @@ impl DraftPolicy {
         (1..=position).fold(expect(0, PRIOR), |before, position| expect(position, before * PRIOR_DECAY))
     }
 
+    /// A window of `rows` rows took so long while nobody waited for it.
+    pub(crate) fn calibrate_window(&mut self, rows: usize, seconds: f64) {
+        self.windows.observe(rows, seconds);
+    }
+
     /// Whether filling the MTP cache while a prompt is read is worth its time.
     pub(crate) fn believes_in_mtp(&self) -> bool {
         // Until enough was seen the head gets its chance.
@@ -280,6 +287,8 @@ impl DraftPolicy {
         }
         if !drafted {
             self.purse += SHARE;
+            // What came of promises long ago says less and less.
+            self.gained += PROMISE_FADES * (self.promised - self.gained);
         } else if let Some(plain) = self.windows.expect(slots).filter(|_| !new_size) {
             // (The first window of a size touches fresh memory, once: that says nothing of the next.)
             let took = (draft_s + window_s) / plain;
