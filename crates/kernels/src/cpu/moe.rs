@@ -194,10 +194,7 @@ pub(crate) fn moe(
             let rows = Rows::Experts { width: ff, groups: &groups };
             multiply(
                 pool,
-                &mut [
-                    Product { w: gate, x, rows, out: &mut work.gate },
-                    Product { w: up, x, rows, out: &mut work.up },
-                ],
+                &mut [Product { w: gate, x, rows, out: &mut work.gate }, Product { w: up, x, rows, out: &mut work.up }],
             );
             activate(simd, pool, &work.gate, &work.up, ff, ff, &mut work.activated);
         }

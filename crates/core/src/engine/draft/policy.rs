@@ -430,9 +430,7 @@ mod tests {
             for slots in [1, 3] {
                 for tokens in [96, 2000] {
                     let mean = |depth: Option<usize>| {
-                        (0..20)
-                            .map(|seed| world.run(slots, tokens * slots, depth, &mut policy(), seed))
-                            .sum::<f64>()
+                        (0..20).map(|seed| world.run(slots, tokens * slots, depth, &mut policy(), seed)).sum::<f64>()
                             / 20.0
                     };
                     let (auto, off) = (mean(None), mean(Some(0)));
