@@ -136,15 +136,20 @@ impl Job<'_> {
         bytemuck::cast_slice(self.bytes(output..output + 1))
     }
 
+    /// Bytes of one weight row.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.w.data.len() / self.w.rows
+    }
+
     /// The bytes of the weight rows that make these outputs.
     pub(super) fn bytes(&self, outputs: Range<usize>) -> &[u8] {
-        let row_bytes = self.w.data.len() / self.w.rows;
+        let row_bytes = self.row_bytes();
         &self.w.data[(self.first_row + outputs.start) * row_bytes..(self.first_row + outputs.end) * row_bytes]
     }
 
     /// The weight rows of outputs `first..`, at most `count` and not past `end`.
     pub(super) fn weight_rows<T: bytemuck::Pod>(&self, first: usize, count: usize, end: usize) -> WeightRows<'_, T> {
-        let row_bytes = self.w.data.len() / self.w.rows;
+        let row_bytes = self.row_bytes();
         let count = count.min(end - first);
         let data = self.bytes(first..first + count);
         WeightRows { data, row_bytes, count, blocks: row_bytes / size_of::<T>(), format: PhantomData }

@@ -40,7 +40,7 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows + Tile, const BLOC
     // Passes of equal size, so that none is nearly empty.
     let passes = n.div_ceil(ROWS_PER_PASS);
     let size = n.div_ceil(passes.max(1));
-    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), passes);
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), few_rows::OUTPUTS * job.row_bytes(), passes);
     // Where one pass has room for all rows it goes over all outputs with them; else the passes follow each other closely.
     let together = if passes == 1 { outputs.len() } else { few_rows::OUTPUTS };
     for first in outputs.clone().step_by(together.max(1)) {
@@ -106,7 +106,7 @@ unsafe fn tiled<'a, T: Tile, const BLOCK: usize>(
     grow(panel, tile::panel_bytes::<T>(steps));
     let scratch = Scratch { tiles: tiles.as_mut_ptr().cast(), panel: panel.as_mut_ptr().cast(), steps };
     let n = job.from.len();
-    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), 1);
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), tile::OUTPUTS * job.row_bytes(), 1);
     let x = &x;
     for first in outputs.clone().step_by(tiles_per_pass * tile::OUTPUTS) {
         let pass = first..outputs.end.min(first + tiles_per_pass * tile::OUTPUTS);
@@ -215,7 +215,7 @@ fn grow(lines: &mut Vec<Line>, bytes: usize) {
 pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, outputs: Range<usize>) {
     // Passes of 6 rows, but the last may be smaller, and 5 are 4 and 1.
     let n = job.from.len();
-    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), n / 6 + [0, 1, 1, 1, 1, 2][n % 6]);
+    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), floats::OUTPUTS * job.row_bytes(), n / 6 + [0, 1, 1, 1, 1, 2][n % 6]);
     for output in outputs.clone().step_by(floats::OUTPUTS) {
         let w = job.weight_rows(output, floats::OUTPUTS, outputs.end);
         let mut row = 0;
