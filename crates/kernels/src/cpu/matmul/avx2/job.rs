@@ -16,7 +16,8 @@ pub(in crate::cpu::matmul) unsafe fn quantized<'a, T: FewRows>(
     outputs: Range<usize>,
     x: impl Fn(usize) -> QuantizedRow<'a>,
 ) {
-    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), few_rows::OUTPUTS * job.row_bytes(), job.from.len().div_ceil(4));
+    let ahead =
+        &mut Prefetch::new(job.bytes(outputs.clone()), few_rows::OUTPUTS * job.row_bytes(), job.from.len().div_ceil(4));
     for output in outputs.clone().step_by(few_rows::OUTPUTS) {
         let w = job.weight_rows(output, few_rows::OUTPUTS, outputs.end);
         let mut row = 0;
@@ -58,7 +59,8 @@ unsafe fn rows<'a, T: FewRows, const N: usize>(
 /// # Safety
 /// As [`quantized`].
 pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, outputs: Range<usize>) {
-    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), floats::OUTPUTS * job.row_bytes(), job.from.len().div_ceil(3));
+    let ahead =
+        &mut Prefetch::new(job.bytes(outputs.clone()), floats::OUTPUTS * job.row_bytes(), job.from.len().div_ceil(3));
     for output in outputs.clone().step_by(floats::OUTPUTS) {
         let w = job.weight_rows(output, floats::OUTPUTS, outputs.end);
         let mut row = 0;

@@ -215,7 +215,11 @@ fn grow(lines: &mut Vec<Line>, bytes: usize) {
 pub(in crate::cpu::matmul) unsafe fn floats<T: floats::Floats>(job: &Job<'_>, outputs: Range<usize>) {
     // Passes of 6 rows, but the last may be smaller, and 5 are 4 and 1.
     let n = job.from.len();
-    let ahead = &mut Prefetch::new(job.bytes(outputs.clone()), floats::OUTPUTS * job.row_bytes(), n / 6 + [0, 1, 1, 1, 1, 2][n % 6]);
+    let ahead = &mut Prefetch::new(
+        job.bytes(outputs.clone()),
+        floats::OUTPUTS * job.row_bytes(),
+        n / 6 + [0, 1, 1, 1, 1, 2][n % 6],
+    );
     for output in outputs.clone().step_by(floats::OUTPUTS) {
         let w = job.weight_rows(output, floats::OUTPUTS, outputs.end);
         let mut row = 0;
