@@ -2,7 +2,7 @@
 """Acceptance and speed of MTP drafts, strata against itself without drafts and against llama.cpp, on the same file and prompts.
 
     python3 scripts/compare_drafts.py --model tests/golden/tiny.gguf [--llama-server PATH] [--strata target/release/strata]
-        [--depths 0,1,2,3,4] [--auto] [--tokens 64] [--threads 2] [--rounds 3] [--prompts FILE] [--chat]
+        [--depths 0,1,2,3,4] [--auto] [--tokens 64] [--threads 2] [--rounds 3] [--prompts FILE] [--chat] [--ignore-eos]
 
 Starts one server per setting, all at once, and sends every prompt greedily to one after the other in turn, so that whatever else the
 machine does hits all alike. Prints per setting accepted / drafted, tokens per second, and the time per token against that server's
@@ -48,8 +48,8 @@ class Server:
             time.sleep(0.1)
         sys.exit(f"{command[0]} did not become ready")
 
-    def run(self, prompt, tokens, chat):
-        body = {"max_tokens": tokens, "temperature": 0, "cache_prompt": False}
+    def run(self, prompt, tokens, chat, ignore_eos):
+        body = {"ignore_eos": ignore_eos, "max_tokens": tokens, "temperature": 0, "cache_prompt": False}
         if chat:
             body |= {"messages": [{"role": "user", "content": prompt}], "chat_template_kwargs": {"enable_thinking": False}}
         else:
@@ -73,6 +73,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="rounds over all prompts")
     parser.add_argument("--chat", action="store_true", help="send the prompts as user messages")
     parser.add_argument("--prompts", default="tests/golden/llama_greedy.json")
+    parser.add_argument("--ignore-eos", action="store_true", help="write on to --tokens: acceptance without the drafts past an answer's end, which llama.cpp counts")
     args = parser.parse_args()
     prompts = [p["prompt"] if isinstance(p, dict) else p for p in json.load(open(args.prompts, encoding="utf-8"))]
 
@@ -94,7 +95,7 @@ def main():
                 order = list(servers)
                 shift = (turn + number) % len(order)
                 for key in order[shift:] + order[:shift]:
-                    timings = servers[key].run(prompt, args.tokens, args.chat)
+                    timings = servers[key].run(prompt, args.tokens, args.chat, args.ignore_eos)
                     # The first round warms up: caches, page faults, and what `auto` learns.
                     if turn > 0:
                         runs[key].append(timings)
