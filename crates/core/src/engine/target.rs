@@ -21,6 +21,8 @@ pub(crate) trait Target: Send + Sync + 'static {
     /// Whether there is an MTP head to draft with.
     fn has_mtp(&self) -> bool;
 
+    /// Bytes of weights that one decode row reads.
+    fn bytes_per_row(&self) -> u64;
     /// Share of a draft step's work that the vocabulary head is, 0 to 1.
     fn draft_head_share(&self) -> f64;
 
@@ -73,6 +75,10 @@ where
 
     fn has_mtp(&self) -> bool {
         Model::has_mtp(self)
+    }
+
+    fn bytes_per_row(&self) -> u64 {
+        self.weight_sizes().per_token
     }
 
     fn draft_head_share(&self) -> f64 {

@@ -117,6 +117,10 @@ impl Target for Toy {
         4
     }
 
+    fn bytes_per_row(&self) -> u64 {
+        0
+    }
+
     fn draft_head_share(&self) -> f64 {
         0.5
     }
