@@ -1,8 +1,8 @@
 //! Warming up: a few windows before the first request, so that what drafts cost is known when the first answer begins.
 //!
 //! The first window of each size touches fresh memory, which with a small model takes as long as several windows and would look
-//! like the price of drafting. Large models stop at the first window, which takes longer than the budget: there the price of fresh
-//! memory does not show, and the policy measures while it answers.
+//! like the price of drafting. With large models that does not show beside the price of a window, and a window before the first
+//! request would keep it waiting: there the policy measures while it answers.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,8 @@ use crate::model::{MtpRow, Row, RowInput};
 
 /// Time to spend.
 const BUDGET: Duration = Duration::from_millis(20);
+/// Weights per row, in bytes, up to which a model counts as small.
+const SMALL: u64 = 64 << 20;
 /// Windows of one row up to this many.
 const MOST_ROWS: usize = 5;
 /// Times each size is run; the first is not counted.
@@ -25,15 +27,14 @@ impl<T: Target> Core<T> {
         if !self.options.warm_up || self.options.mtp != MtpSetting::Auto || self.options.custom_drafter.is_some() {
             return;
         }
+        if self.target.bytes_per_row() > SMALL {
+            return;
+        }
         let most = MOST_ROWS.min(self.options.max_window).min(self.options.ctx - 1);
         let started = Instant::now();
         'rounds: for round in 0..ROUNDS {
             for rows in 1..=most {
                 let Some(seconds) = self.warm_window(rows) else { break 'rounds };
-                // The whole of it must fit by far.
-                if round == 0 && rows == 1 && seconds > BUDGET.as_secs_f64() / 10.0 {
-                    break 'rounds;
-                }
                 if round > 0 {
                     self.policy.calibrate_window(rows, seconds);
                 }
