@@ -69,6 +69,9 @@ impl<T: Target> Core<T> {
         self.forward_window(shares)?;
         let verify_time = verify_started.elapsed();
 
+        // A request's first window finds the caches full of its prompt: no measure for the next, with drafts or without.
+        let first =
+            matches!(shares, [share] if self.slots[share.slot].job.as_ref().is_some_and(|job| job.stats.windows == 0));
         let vocab = self.target.vocab();
         let width = self.target.hidden();
         let mut sample_time = Duration::ZERO;
@@ -137,13 +140,15 @@ impl<T: Target> Core<T> {
                 Err(message) => ended.push((share.slot, Err(message))),
             }
         }
-        self.policy.observe_window(
-            shares.len(),
-            at,
-            tokens,
-            draft_time.as_secs_f64(),
-            (verify_time + commit_time).as_secs_f64(),
-        );
+        if !first {
+            self.policy.observe_window(
+                shares.len(),
+                at,
+                tokens,
+                draft_time.as_secs_f64(),
+                (verify_time + commit_time).as_secs_f64(),
+            );
+        }
         let part = shares.len() as u32;
         let phases = [draft_time, verify_time, commit_time, sample_time];
         for share in shares.iter() {

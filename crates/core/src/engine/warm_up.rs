@@ -47,6 +47,7 @@ impl<T: Target> Core<T> {
                 self.policy.observe_step(1, None, seconds);
             }
         }
+        self.policy.choose_vocabulary();
         self.slots[0].reset();
     }
 

@@ -53,7 +53,7 @@ const PLAIN_FIRST: u32 = 3;
 /// A plain window in between keeps the comparison honest.
 const PLAIN_AGAIN: u64 = 64;
 /// Expected acceptance before anything was seen: at the first position, and at each further one the share it keeps of that before.
-const PRIOR: f64 = 0.7;
+const PRIOR: f64 = 0.8;
 const PRIOR_DECAY: f64 = 0.95;
 /// Windows between two looks one draft deeper than the best depth, while the purse is at least half full.
 const LOOK_DEEPER: u64 = 24;
@@ -280,7 +280,9 @@ impl DraftPolicy {
         let new_size = self.windows.count(rows) == 0;
         self.windows.observe(rows, window_s);
         self.seen += 1;
-        self.choose_vocabulary();
+        if self.seen.is_multiple_of(CHOOSE_VOCABULARY) {
+            self.choose_vocabulary();
+        }
         let drafted = rows > slots || self.promise > 0.0;
         if rows == slots {
             self.last_plain[slots] = self.seen;
@@ -306,11 +308,8 @@ impl DraftPolicy {
         self.steps.observe(slots, seconds / self.vocabulary.cost(limit));
     }
 
-    /// Weighs anew, now and then, how much of the vocabulary drafts look at.
-    fn choose_vocabulary(&mut self) {
-        if !self.seen.is_multiple_of(CHOOSE_VOCABULARY) {
-            return;
-        }
+    /// Weighs anew how much of the vocabulary drafts look at.
+    pub(crate) fn choose_vocabulary(&mut self) {
         if let (Some(window), Some(step)) = (self.windows.expect(2), self.steps.expect(1)) {
             self.vocabulary.choose(self.mtp.expect(0, PRIOR, PRIOR_WEIGHT), window, step);
         }
