@@ -18,6 +18,7 @@ use strata_core::convert::{
     verify,
 };
 use strata_core::gguf::{GgufFile, WriterOptions};
+use strata_core::output::{self, Existing};
 use strata_kernels::format::TensorType;
 
 /// Convert a checkpoint to GGUF, restore or drop the MTP head of a GGUF, or prove a file against its source
@@ -135,7 +136,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let threads = args.threads.map_or(0, |n| n as usize);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     match pool.install(|| Command { args: &args, interrupt: &interrupt }.run()) {
-        Err(error) if matches!(error.downcast_ref(), Some(ConvertError::Interrupted)) => {
+        Err(error) if matches!(error.downcast_ref(), Some(ConvertError::Interrupted { .. })) => {
             eprintln!("strata: {error}");
             Ok(ExitCode::from(INTERRUPTED))
         }
@@ -169,6 +170,13 @@ fn hint(error: Option<&ConvertError>) -> Option<&'static str> {
     }
 }
 
+/// What a command has done so far.
+#[derive(Default)]
+struct Done {
+    files: Vec<PathBuf>,
+    reports: Vec<serde_json::Value>,
+}
+
 /// One run with what it needs throughout.
 struct Command<'a> {
     args: &'a Args,
@@ -191,6 +199,7 @@ impl Command<'_> {
             return Ok(code(verification.is_good()));
         }
         let Some(input) = &self.args.input else { return Err(BadInput::new("no SOURCE given").into()) };
+        self.check_outputs()?;
         match (&self.args.mtp_from, self.args.drop_mtp) {
             (Some(donor), _) => self.graft(input, Some(donor)),
             (None, true) => self.graft(input, None),
@@ -207,7 +216,30 @@ impl Command<'_> {
     }
 
     fn writer_options(&self) -> WriterOptions {
-        WriterOptions { force: self.args.force, split_max_size: self.args.split_max_size }
+        let inputs = self.inputs().into_iter().map(Path::to_path_buf).collect();
+        WriterOptions { force: self.args.force, split_max_size: self.args.split_max_size, inputs }
+    }
+
+    /// Everything the command reads; of a file of a checkpoint the folder with its other files.
+    fn inputs(&self) -> Vec<&Path> {
+        let given = [&self.args.input, &self.args.mtp_from, &self.args.imatrix];
+        let given: Vec<&Path> = given.into_iter().flatten().map(PathBuf::as_path).collect();
+        let of_checkpoint = |path: &&Path| path.extension().is_some_and(|e| e == "safetensors" || e == "json");
+        let folders = given.iter().filter(|path| of_checkpoint(path)).filter_map(|path| path.parent());
+        let folders = folders.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+        given.iter().copied().chain(folders).collect()
+    }
+
+    /// Refuses outputs that cannot be written before any work is done.
+    fn check_outputs(&self) -> Result<()> {
+        let outputs: Vec<&Path> =
+            [&self.args.output, &self.args.mmproj].into_iter().flatten().map(PathBuf::as_path).collect();
+        // A split output has other names, which the writer checks once it knows how many there are.
+        let existing = match self.args.force || self.args.split_max_size.is_some() {
+            true => Existing::Replace,
+            false => Existing::Keep,
+        };
+        Ok(output::check(&outputs, &self.inputs(), existing)?)
     }
 
     /// Runs `work` with a progress bar of `total` bytes that an interrupt stops.
@@ -218,10 +250,10 @@ impl Command<'_> {
         result
     }
 
-    fn verify(&self, file: &Path, source: &Path) -> Result<Verification> {
+    fn verify(&self, file: &Path, source: &Path) -> Result<Verification, ConvertError> {
         let gguf = GgufFile::open(file)?;
         let options = self.plan_options();
-        Ok(self.with_bar(gguf.total_bytes(), "verifying", |p| verify(&gguf, source, &options, p))?)
+        self.with_bar(gguf.total_bytes(), "verifying", |p| verify(&gguf, source, &options, p))
     }
 
     /// Writes the text model and the encoder of a folder.
@@ -246,18 +278,18 @@ impl Command<'_> {
             writer: self.writer_options(),
         };
         let mut good = true;
-        let mut reports = Vec::new();
+        let mut done = Done::default();
         if let Some(out) = &args.output {
-            good &= self.convert_one(source, out, &options, convert_text_model, &mut reports)?;
+            good &= self.convert_one(source, out, &options, convert_text_model, &mut done)?;
         }
         if let Some(out) = &args.mmproj {
             options.recipe = args.mmproj_type;
             options.overrides.clear();
             options.writer.split_max_size = None;
-            good &= self.convert_one(source, out, &options, convert_vision, &mut reports)?;
+            good &= self.convert_one(source, out, &options, convert_vision, &mut done)?;
         }
         if args.json {
-            print_json(&json!({ "source": source, "outputs": reports }))?;
+            print_json(&json!({ "source": source, "outputs": done.reports }))?;
         }
         Ok(code(good))
     }
@@ -269,19 +301,25 @@ impl Command<'_> {
         out: &Path,
         options: &ConvertOptions,
         convert: fn(&Path, &Path, &ConvertOptions, Progress) -> Result<ConvertReport, ConvertError>,
-        reports: &mut Vec<serde_json::Value>,
+        done: &mut Done,
     ) -> Result<bool> {
         let started = Instant::now();
         let total = source_bytes(source);
-        let report = self.with_bar(total, "converting", |p| convert(source, out, options, p))?;
+        let report = self
+            .with_bar(total, "converting", |p| convert(source, out, options, p))
+            .map_err(|error| error.after_writing(&done.files))?;
+        done.files.extend(report.files.iter().cloned());
         let seconds = started.elapsed().as_secs_f64();
         let verified = Instant::now();
-        let verification = if self.args.no_verify { None } else { Some(self.verify(&report.files[0], source)?) };
+        let verification = match self.args.no_verify {
+            true => None,
+            false => Some(self.verify(&report.files[0], source).map_err(|error| error.after_writing(&done.files))?),
+        };
         let verify_seconds = verified.elapsed().as_secs_f64();
         if self.args.json {
             let mut value = report_json(&report, seconds);
             value["verification"] = verification.as_ref().map_or(json!(null), |v| verification_json(v, verify_seconds));
-            reports.push(value);
+            done.reports.push(value);
         } else {
             self.print_report(&report, seconds)?;
             if let Some(verification) = &verification {

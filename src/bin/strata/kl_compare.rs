@@ -3,11 +3,12 @@
 use crate::cli::comparison::{self, AgainstArgs, ReportArgs, TextArgs};
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs};
-use crate::cli::progress;
+use crate::cli::{output, progress};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use strata_core::compare::{BaseReader, BaseWriter, ChunkedText, Source, kl_plot, measure};
+use strata_core::output::write_whole;
 
 /// KL divergence of a model from a reference over a text: another GGUF, other settings, or saved log-probabilities
 #[derive(clap::Args, Debug)]
@@ -85,6 +86,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .hint("give a reference with --against FILE, or ask for --perplexity-only")
             .into());
     }
+    let inputs = [&args.model.model, &args.text.file, &args.against, &args.noise].map(Option::as_deref);
+    output::check(&[args.save.as_deref(), args.plot.as_deref()], &inputs)?;
     let loaded = LoadedModel::load(&args.model)?;
     let base = args.against.as_deref().map(|path| Side::open(path, &args)).transpose()?;
     let noise = args.noise.as_deref().map(|path| Side::open(path, &args)).transpose()?;
@@ -146,7 +149,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         None => format!("{}: {} chunks of {} tokens", loaded.file.name(), text.chunks(), text.n_ctx),
     };
     if let Some(path) = &args.plot {
-        comparison::write_whole(path, &kl_plot(&headline, &result.kl, &text))?;
+        write_whole(path, kl_plot(&headline, &result.kl, &text).as_bytes())?;
     }
     let figures = result.figures();
     args.report.print(&headline, &figures, comparison::sides(loaded.file.name(), reference.as_deref()))?;

@@ -3,7 +3,7 @@
 use crate::cli::comparison::{self, AgainstArgs, ReportArgs};
 use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
 use crate::cli::model::{LoadedModel, ModelArgs};
-use crate::cli::progress;
+use crate::cli::{output, progress};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use strata_core::compare::{
     Candidate, CaseReport, Difference, ParityReport, PromptSource, Reference, ReferenceCase, TraceReport, compare,
     record, trace,
 };
+use strata_core::output::write_whole;
 use strata_core::text::{PromptPiece, Specials, TemplateInput, Tokenizer, encode_chat};
 
 /// Candidates kept per token of a recorded run.
@@ -77,10 +78,11 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
+    output::check(&[args.save.as_deref()], &[args.model.model.as_deref(), args.file.as_deref()])?;
     let tested = LoadedModel::load(&args.model)?;
     if let Some(path) = &args.save {
         let reference = record_all(&args, &tested)?;
-        comparison::write_whole(path, &(serde_json::to_string(&reference)? + "\n"))?;
+        write_whole(path, (serde_json::to_string(&reference)? + "\n").as_bytes())?;
         eprintln!("strata: {} cases recorded in {}", reference.cases.len(), path.display());
         return Ok(ExitCode::SUCCESS);
     }

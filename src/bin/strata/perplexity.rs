@@ -2,7 +2,7 @@
 
 use crate::cli::comparison::{self, ReportArgs, TextArgs};
 use crate::cli::model::{LoadedModel, ModelArgs};
-use crate::cli::progress;
+use crate::cli::{output, progress};
 use anyhow::Result;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,6 +24,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
+    output::check(&[args.save.as_deref()], &[args.model.model.as_deref(), args.text.file.as_deref()])?;
     let loaded = LoadedModel::load(&args.model)?;
     let text = args.text.chunked(&loaded.tokenizer)?;
     let mut source = Source::model(&loaded.model, text.n_ctx, comparison::bos(&loaded.tokenizer))?;

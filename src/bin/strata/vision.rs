@@ -3,6 +3,7 @@
 use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
 use crate::cli::input;
 use crate::cli::model::{VisionArgs, open_encoder};
+use crate::cli::output;
 use anyhow::Context;
 use clap::Parser;
 use std::path::PathBuf;
@@ -46,6 +47,8 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let inputs = [Some(args.picture.as_path()), args.vision.mmproj.as_deref(), args.compare.as_deref()];
+    output::check(&[args.out.as_deref(), args.render.as_deref()], &inputs)?;
     let bytes = input::read(&args.picture)?;
     let threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n as usize);

@@ -6,10 +6,11 @@
 //! for `scale * q + lowest`. Nothing more than 16 below the best logit is kept apart from the lowest value.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{BufReader, Read};
+use std::path::Path;
 
 use super::{ChunkedText, CompareError, LogProbs};
+use crate::output::{Existing, OutputFile};
 
 const MAGIC: &[u8; 8] = b"_logits_";
 /// How far below the best logit values are told apart.
@@ -113,8 +114,7 @@ impl BaseReader {
 
 /// Writes a file position by position; it appears under its name once it is complete.
 pub struct BaseWriter {
-    file: BufWriter<tempfile::NamedTempFile>,
-    path: PathBuf,
+    file: OutputFile,
     vocab: usize,
     rows_left: usize,
     row: Vec<u8>,
@@ -124,31 +124,23 @@ impl BaseWriter {
     /// Starts a file for `text`.
     ///
     /// # Errors
-    /// [`CompareError::Io`]
+    /// [`CompareError::Output`]
     pub fn create(path: &Path, text: &ChunkedText, vocab: usize) -> Result<Self, CompareError> {
-        let io = |source| CompareError::Io { file: path.display().to_string(), source };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".strata-logits");
-        // As any file a program writes; temporary ones are private by default.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let file = builder.tempfile_in(folder).map_err(io)?;
-        let mut file = BufWriter::with_capacity(1 << 20, file);
+        let mut file = OutputFile::create(path)?;
         let mut header = MAGIC.to_vec();
         for number in [text.n_ctx, vocab, text.chunks()] {
             header.extend((number as u32).to_le_bytes());
         }
         header.extend(text.tokens.iter().flat_map(|token| token.to_le_bytes()));
-        file.write_all(&header).map_err(io)?;
+        file.append(&header)?;
         let rows_left = text.chunks() * text.scored();
-        Ok(Self { file, path: path.to_owned(), vocab, rows_left, row: Vec::new() })
+        Ok(Self { file, vocab, rows_left, row: Vec::new() })
     }
 
     /// Appends the next position.
     ///
     /// # Errors
-    /// [`CompareError::Io`]
+    /// [`CompareError::Output`]
     pub fn write(&mut self, row: &LogProbs) -> Result<(), CompareError> {
         let max = row.values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let min = row.values.iter().copied().fold(f32::INFINITY, f32::min).max(max - DEPTH);
@@ -165,23 +157,17 @@ impl BaseWriter {
         }
         self.row.resize(2 * row_words(self.vocab), 0);
         self.rows_left = self.rows_left.saturating_sub(1);
-        self.file
-            .write_all(&self.row)
-            .map_err(|source| CompareError::Io { file: self.path.display().to_string(), source })
+        Ok(self.file.append(&self.row)?)
     }
 
     /// Completes the file and gives it its name.
     ///
     /// # Errors
-    /// [`CompareError::Input`] where positions are missing, [`CompareError::Io`].
+    /// [`CompareError::Input`] where positions are missing, [`CompareError::Output`].
     pub fn finish(self) -> Result<(), CompareError> {
         if self.rows_left > 0 {
             return Err(CompareError::Input(format!("{} positions were not written", self.rows_left)));
         }
-        let io = |source| CompareError::Io { file: self.path.display().to_string(), source };
-        crate::output::check_target(&self.path).map_err(io)?;
-        let file = self.file.into_inner().map_err(|error| io(error.into_error()))?;
-        file.persist(&self.path).map_err(|error| io(error.error))?;
-        Ok(())
+        Ok(self.file.finish(Existing::Replace)?)
     }
 }

@@ -45,7 +45,10 @@ pub enum CompareError {
         /// What was expected and what was found.
         problem: String,
     },
-    /// Reading or writing failed.
+    /// An output cannot be written.
+    #[error(transparent)]
+    Output(#[from] crate::output::OutputError),
+    /// Reading failed.
     #[error("{file}")]
     Io {
         /// The file.

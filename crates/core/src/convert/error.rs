@@ -190,19 +190,41 @@ pub enum ConvertError {
         reason: String,
     },
     /// The caller asked to stop.
-    #[error("interrupted; nothing was written")]
-    Interrupted,
+    #[error("interrupted; {}", left(.written))]
+    Interrupted {
+        /// Files that were complete by then.
+        written: Vec<PathBuf>,
+    },
 }
 
 impl ConvertError {
+    /// Of an interrupt: that `files` had been written before.
+    pub fn after_writing(self, files: &[PathBuf]) -> ConvertError {
+        match self {
+            ConvertError::Interrupted { written } => {
+                ConvertError::Interrupted { written: files.iter().cloned().chain(written).collect() }
+            }
+            other => other,
+        }
+    }
+
     /// Whether the input is at fault (as against the machine).
     pub fn is_bad_input(&self) -> bool {
         match self {
             ConvertError::Io { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
-            ConvertError::Interrupted => false,
+            ConvertError::Interrupted { .. } => false,
             _ => true,
         }
     }
+}
+
+/// What an interrupted command leaves.
+fn left(written: &[PathBuf]) -> String {
+    if written.is_empty() {
+        return "nothing was written".to_string();
+    }
+    let names: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
+    format!("written before that: {}", names.join(", "))
 }
 
 /// The first few names of a long list.

@@ -95,7 +95,8 @@ pub fn graft_head(
     let written = GgufFile::open(&files[0])?;
     let mut report = prove(&base_file, &written, |_| true)?;
     if let (true, Some((checkpoint, planned))) = (options.verify, &graft.source) {
-        report.verification = Some(verify::verify_head(&written, checkpoint, planned, progress)?);
+        let verified = verify::verify_head(&written, checkpoint, planned, progress);
+        report.verification = Some(verified.map_err(|error| error.after_writing(&files))?);
     }
     Ok(GraftReport { files, added: graft.reports, changed_keys, notes: graft.notes, ..report })
 }

@@ -92,7 +92,7 @@ pub fn write(
         let mut result = Ok(());
         for chunks in chunks.chunks(wave) {
             if (progress.stopped)() {
-                result = Err(ConvertError::Interrupted);
+                result = Err(ConvertError::Interrupted { written: Vec::new() });
                 break;
             }
             let encoded: Result<Vec<_>, ConvertError> =
@@ -111,7 +111,7 @@ pub fn write(
             }
         }
         drop(sender);
-        let written = writing.join().unwrap_or(Err(ConvertError::Interrupted));
+        let written = writing.join().unwrap_or(Err(ConvertError::Interrupted { written: Vec::new() }));
         result.and(written)?.finish().map_err(ConvertError::from)
     })
 }

@@ -235,7 +235,7 @@ fn compare(
     let mut result = Verification { tensors: Vec::new(), metadata: Vec::new(), bytes: 0 };
     for p in order {
         if (progress.stopped)() {
-            return Err(ConvertError::Interrupted);
+            return Err(ConvertError::Interrupted { written: Vec::new() });
         }
         let sources = plan::sources(checkpoint, p)?;
         let Some(tensor) = file.tensor(&p.name) else {

@@ -1,5 +1,6 @@
 //! What can be wrong with a GGUF file.
 
+use crate::output::OutputError;
 use std::path::PathBuf;
 
 /// An error of reading or writing a GGUF file. The message names the file and the field, what was expected and what was
@@ -64,12 +65,9 @@ pub enum GgufError {
         /// What this part says.
         found: String,
     },
-    /// An output file exists already.
-    #[error("{}: the file exists already (use --force to replace it)", path.display())]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
+    /// An output cannot be written where it was to go.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// The disk is too full for the output.
     #[error("{}: not enough disk space: expected {needed} bytes free, found {free}", path.display())]
     NoSpace {

@@ -15,7 +15,6 @@ mod file;
 mod header;
 mod metadata;
 mod split;
-mod unfinished;
 mod value;
 mod writer;
 
@@ -23,7 +22,6 @@ pub use error::GgufError;
 pub use file::{GgufFile, TensorInfo};
 pub use metadata::Metadata;
 pub use split::{split_name, split_parts};
-pub use unfinished::remove_unfinished_files;
 pub use value::{Array, Value, ValueType};
 pub use writer::{GgufWriter, TensorDecl, WriterOptions};
 

@@ -1,6 +1,7 @@
 //! Reader and writer against each other, against hand-made bytes, and against another reader.
 
 use super::*;
+use crate::output::OutputError;
 use bytes::Bytes;
 use std::path::Path;
 use strata_kernels::format::TensorType;
@@ -135,7 +136,7 @@ fn an_existing_output_is_kept_without_force() {
     let path = dir.path().join("m.gguf");
     std::fs::write(&path, "precious").unwrap();
     let error = write(&path, &every_type(), &WriterOptions::default()).unwrap_err();
-    assert!(matches!(error, GgufError::Exists { .. }), "{error}");
+    assert!(matches!(error, GgufError::Output(OutputError::Exists { .. })), "{error}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 
     // It appears while the model is being written.
@@ -143,7 +144,7 @@ fn an_existing_output_is_kept_without_force() {
     let mut w = GgufWriter::create(&path, &every_type(), vec![], &WriterOptions::default()).unwrap();
     assert!(w.write("a", &[]).is_err());
     std::fs::write(&path, "precious").unwrap();
-    assert!(matches!(w.finish(), Err(GgufError::Exists { .. })));
+    assert!(matches!(w.finish(), Err(GgufError::Output(OutputError::Exists { .. }))));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }

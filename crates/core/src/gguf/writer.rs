@@ -1,13 +1,12 @@
 //! Writes a GGUF: metadata and tensor list first, then the data of the tensors streamed in that order.
 //!
 //! The file appears under its name only when it is complete; until then it is a temporary file in the same folder, which
-//! is removed when the writer is dropped (or by [`super::remove_unfinished_files`] when the program is interrupted).
+//! is removed when the writer is dropped (see [`crate::output`]).
 
 use super::split::{MAX_PARTS, split_name};
-use super::unfinished::UnfinishedFile;
 use super::{GgufError, Metadata, Value, encode, header};
+use crate::output::{self, Existing, OutputError, OutputFile};
 use std::collections::HashSet;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use strata_kernels::format::TensorType;
 
@@ -37,6 +36,8 @@ pub struct WriterOptions {
     pub force: bool,
     /// Splits the model into files of at most this many bytes (a single larger tensor still gets a file of its own).
     pub split_max_size: Option<u64>,
+    /// Files that no output may replace, `force` or not: what the model is made from.
+    pub inputs: Vec<PathBuf>,
 }
 
 /// Writes one GGUF model. `create`, then `write` for every declared tensor in order, then `finish`.
@@ -63,12 +64,9 @@ struct Part {
 
 enum PartState {
     Waiting,
-    Open(BufWriter<std::fs::File>, UnfinishedFile),
-    Complete(UnfinishedFile),
+    Open(OutputFile),
+    Complete(OutputFile),
 }
-
-/// Large enough that small tensors are gathered, small enough to stay in the cache.
-const BUFFER_BYTES: usize = 1 << 20;
 
 impl GgufWriter {
     /// Plans the file or files, and checks everything that can be checked before a byte is written: that the tensors
@@ -130,11 +128,14 @@ impl GgufWriter {
             header.resize(header.len().next_multiple_of(alignment as usize), 0);
             let path = if count == 1 { path.to_path_buf() } else { split_name(&without_gguf(path), part, count) };
             if !options.force && path.symlink_metadata().is_ok() {
-                return Err(GgufError::Exists { path });
+                return Err(OutputError::Exists { path }.into());
             }
             let size = header.len() as u64 + end;
             parts.push(Part { path, header, size, state: PartState::Waiting });
         }
+        let paths: Vec<&Path> = parts.iter().map(|p| p.path.as_path()).collect();
+        let inputs: Vec<&Path> = options.inputs.iter().map(PathBuf::as_path).collect();
+        output::check_places(&paths, &inputs)?;
         check_space(path, parts.iter().map(|p| p.size).sum())?;
         let force = options.force;
         let mut writer = GgufWriter { parts, tensors, sizes, part_of, alignment, force, current: 0, written: 0 };
@@ -199,9 +200,15 @@ impl GgufWriter {
             self.complete(0)?;
         }
         let paths = self.paths();
-        for part in self.parts {
-            if let PartState::Complete(file) = part.state {
-                file.finish(self.force)?;
+        let existing = if self.force { Existing::Replace } else { Existing::Keep };
+        for (i, part) in self.parts.into_iter().enumerate() {
+            let PartState::Complete(file) = part.state else { continue };
+            if let Err(error) = file.finish(existing) {
+                // Some parts of a model are no model. Those that replaced others cannot be taken back.
+                if existing == Existing::Keep {
+                    paths[..i].iter().for_each(|path| drop(std::fs::remove_file(path)));
+                }
+                return Err(error.into());
             }
         }
         Ok(paths)
@@ -211,13 +218,7 @@ impl GgufWriter {
     fn open(&mut self, part: usize) -> Result<(), GgufError> {
         let p = &mut self.parts[part];
         if let PartState::Waiting = p.state {
-            let unfinished = UnfinishedFile::create(&p.path)?;
-            let file = unfinished.file.try_clone().map_err(|source| GgufError::Io {
-                path: p.path.clone(),
-                action: "open it for writing",
-                source,
-            })?;
-            p.state = PartState::Open(BufWriter::with_capacity(BUFFER_BYTES, file), unfinished);
+            p.state = PartState::Open(OutputFile::create(&p.path)?);
             let header = std::mem::take(&mut p.header);
             self.append(part, &header)?;
         }
@@ -225,23 +226,18 @@ impl GgufWriter {
     }
 
     fn append(&mut self, part: usize, data: &[u8]) -> Result<(), GgufError> {
-        let p = &mut self.parts[part];
-        if let PartState::Open(out, _) = &mut p.state {
-            out.write_all(data).map_err(|source| GgufError::Io {
-                path: p.path.clone(),
-                action: "write to it",
-                source,
-            })?;
+        if let PartState::Open(out) = &mut self.parts[part].state {
+            out.append(data)?;
         }
         Ok(())
     }
 
-    /// Flushes a part that has all its bytes.
+    /// Brings a part that has all its bytes to disk.
     fn complete(&mut self, part: usize) -> Result<(), GgufError> {
         let p = &mut self.parts[part];
-        if let PartState::Open(mut out, unfinished) = std::mem::replace(&mut p.state, PartState::Waiting) {
-            out.flush().map_err(|source| GgufError::Io { path: p.path.clone(), action: "write to it", source })?;
-            p.state = PartState::Complete(unfinished);
+        if let PartState::Open(mut out) = std::mem::replace(&mut p.state, PartState::Waiting) {
+            out.seal()?;
+            p.state = PartState::Complete(out);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::{PictureRows, Preprocessed, VisionError};
 use crate::checkpoint::{Checkpoint, Dtype};
-use std::io::Write;
+use crate::output::{Existing, OutputFile};
 use std::path::Path;
 use strata_kernels::format::{TensorType, dequantize};
 
@@ -20,15 +20,15 @@ pub fn write_rows(path: &Path, rows: &PictureRows) -> Result<(), VisionError> {
     while !header.len().is_multiple_of(8) {
         header.push(' ');
     }
-    save(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(header.as_bytes())?;
-        for value in rows.data.iter() {
-            file.write_all(&value.to_le_bytes())?;
-        }
-        file.write_all(&rows.grid.0.to_le_bytes())?;
-        file.write_all(&rows.grid.1.to_le_bytes())
-    })
+    let mut file = OutputFile::create(path)?;
+    file.append(&(header.len() as u64).to_le_bytes())?;
+    file.append(header.as_bytes())?;
+    for value in rows.data.iter() {
+        file.append(&value.to_le_bytes())?;
+    }
+    file.append(&rows.grid.0.to_le_bytes())?;
+    file.append(&rows.grid.1.to_le_bytes())?;
+    Ok(file.finish(Existing::Replace)?)
 }
 
 /// Reads the tensor `rows` of a safetensors file as f32, with its shape.
@@ -57,29 +57,11 @@ pub fn read_rows(path: &Path) -> Result<(Vec<f32>, Vec<usize>), VisionError> {
 /// When the file cannot be written.
 pub fn write_png(path: &Path, picture: &Preprocessed) -> Result<(), VisionError> {
     use image::ImageEncoder;
-    save(path, |file| {
-        image::codecs::png::PngEncoder::new(file)
-            .write_image(&picture.rgb, picture.size.0, picture.size.1, image::ExtendedColorType::Rgb8)
-            .map_err(std::io::Error::other)
-    })
-}
-
-/// Writes to a temporary name in the same folder and renames when complete.
-fn save(
-    path: &Path,
-    write: impl FnOnce(&mut std::io::BufWriter<&mut std::fs::File>) -> std::io::Result<()>,
-) -> Result<(), VisionError> {
-    let failed = |source| VisionError::Io { path: path.to_path_buf(), source };
-    crate::output::check_target(path).map_err(failed)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    {
-        let mut buffered = std::io::BufWriter::new(file.as_file_mut());
-        write(&mut buffered).map_err(failed)?;
-        buffered.flush().map_err(failed)?;
-    }
-    file.persist(path).map_err(|e| failed(e.error))?;
-    Ok(())
+    let mut png = Vec::new();
+    image::codecs::png::PngEncoder::new(&mut png)
+        .write_image(&picture.rgb, picture.size.0, picture.size.1, image::ExtendedColorType::Rgb8)
+        .map_err(|error| VisionError::Options(format!("cannot make a PNG of the picture: {error}")))?;
+    Ok(crate::output::write_whole(path, &png)?)
 }
 
 /// How far two sets of rows are apart.

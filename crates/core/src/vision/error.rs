@@ -81,7 +81,10 @@ pub enum VisionError {
         /// Why.
         reason: String,
     },
-    /// Reading or writing a file failed.
+    /// An output cannot be written.
+    #[error(transparent)]
+    Output(#[from] crate::output::OutputError),
+    /// Reading a file failed.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file.

@@ -1,11 +1,13 @@
 //! The journal: one JSON line per run of the benchmark, with everything needed to know what was measured where.
 
 use super::figures::Row;
-use anyhow::{Context, Result};
+use crate::cli::failure::BadInput;
+use anyhow::Result;
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use strata_core::output::{OutputError, check_append};
 use strata_kernels::cpu::Simd;
 
 /// Where the journal is kept unless told otherwise.
@@ -46,6 +48,19 @@ pub fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
+/// Refuses a journal that cannot be appended to, before anything is measured: an input, a device, a file that is none.
+pub fn check(path: &Path, inputs: &[Option<&Path>]) -> Result<()> {
+    let inputs: Vec<&Path> = inputs.iter().flatten().copied().collect();
+    check_append(path, &inputs)?;
+    let mut first = [0];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut first));
+    if read.is_ok_and(|n| n > 0) && first != *b"{" {
+        let what = format!("{}: a file is there that is no journal (JSON lines)", path.display());
+        return Err(BadInput::new(what).hint("name another one with --journal FILE").into());
+    }
+    Ok(())
+}
+
 /// Appends one entry.
 pub fn append(path: &Path, machine: &Value, model: &Value, settings: &Value, rows: &[Row]) -> Result<()> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -58,12 +73,10 @@ pub fn append(path: &Path, machine: &Value, model: &Value, settings: &Value, row
         "results": rows.iter().map(Row::json).collect::<Vec<_>>(),
     });
     let write = || {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
         let mut file = std::fs::File::options().create(true).append(true).open(path)?;
         // One call, so that two benchmarks at the same time do not mix their lines.
         file.write_all(format!("{entry}\n").as_bytes())
     };
-    write().with_context(|| format!("{}: cannot write the journal", path.display()))
+    write().map_err(|source| OutputError::Io { path: path.to_path_buf(), action: "append to it", source })?;
+    Ok(())
 }

@@ -95,6 +95,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
         serve_load::run(&args.load, serve, against, args.json)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let journal = match (&args.journal, args.no_journal) {
+        (_, true) => None,
+        (Some(path), _) => {
+            journal::check(path, &[args.model.model.as_deref(), args.prompt_file.as_deref()])?;
+            Some(path.clone())
+        }
+        (None, _) => journal::default_path().filter(|path| match journal::check(path, &[]) {
+            Ok(()) => true,
+            Err(error) => {
+                eprintln!("warning: no journal is kept: {error}");
+                false
+            }
+        }),
+    };
     let own_text = match &args.prompt_file {
         None => None,
         Some(path) => Some(crate::cli::input::read_text(path)?),
@@ -167,9 +181,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     });
     report(&args, &rows, &machine, &model, &settings)?;
     warn_of_noise(&rows, load_before);
-    if !args.no_journal
-        && let Some(path) = args.journal.clone().or_else(journal::default_path)
-    {
+    if let Some(path) = journal {
         journal::append(&path, &machine, &model, &settings, &rows)?;
         eprintln!("strata: the result was added to {}", path.display());
     }

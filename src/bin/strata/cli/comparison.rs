@@ -2,7 +2,7 @@
 
 use super::failure::{BEYOND_THRESHOLD, BadInput};
 use super::model::{KvTypeArg, LoadedModel, ModelArgs};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -125,13 +125,4 @@ pub fn verdict(what: &str, value: f64, threshold: Option<f64>) -> ExitCode {
         }
         _ => ExitCode::SUCCESS,
     }
-}
-
-/// Writes a small file in one go, under its name only when complete.
-pub fn write_whole(path: &Path, contents: &str) -> Result<()> {
-    let shown = || format!("cannot write {}", path.display());
-    strata_core::output::check_target(path).with_context(shown)?;
-    let partial = path.with_extension("partial");
-    std::fs::write(&partial, contents).with_context(shown)?;
-    std::fs::rename(&partial, path).with_context(shown)
 }

@@ -1,7 +1,7 @@
 //! How a command fails: one line plus causes and a hint on stderr, and an exit code.
 
 use std::process::ExitCode;
-use strata_core::{checkpoint, compare, convert, engine, gguf, model, placement, text, vision};
+use strata_core::{checkpoint, compare, convert, engine, gguf, model, output, placement, text, vision};
 
 /// Something was done and failed.
 pub const FAILURE: u8 = 1;
@@ -67,9 +67,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             || cause.is::<vision::VisionError>()
             || cause.is::<engine::SubmitError>()
             || cause.is::<engine::EngineError>()
-            || cause
-                .downcast_ref::<compare::CompareError>()
-                .is_some_and(|error| !matches!(error, compare::CompareError::Io { .. }))
+            || cause.is::<compare::CompareError>()
+            || cause.is::<output::OutputError>()
             || cause.is::<placement::PlanError>()
     });
     if bad_input { BAD_INPUT } else { FAILURE }

@@ -1,10 +1,12 @@
-//! What the subcommands share: finding and opening models, error messages and exit codes, progress bars, interrupts.
+//! What the subcommands share: finding and opening models, error messages and exit codes, outputs, progress bars,
+//! interrupts.
 
 pub mod comparison;
 pub mod failure;
 pub mod input;
 pub mod interrupt;
 pub mod model;
+pub mod output;
 pub mod progress;
 pub mod settings;
 

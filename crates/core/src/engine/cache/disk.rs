@@ -2,7 +2,7 @@
 //! temporary name and renamed, and read back only if every byte is as it was written.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::bytes::Cursor;
 use super::saved::Head;
+use crate::output::{Existing, OutputError, OutputFile, remove_leftovers};
 
 const MAGIC: &[u8; 8] = b"STRATAK1";
 const EXTENSION: &str = "strata-state";
@@ -26,7 +27,7 @@ pub(crate) struct DiskEntry {
     /// For eviction, in the order of use.
     used: u64,
     /// The thread that still writes it.
-    writer: Option<JoinHandle<io::Result<()>>>,
+    writer: Option<JoinHandle<Result<(), OutputError>>>,
 }
 
 /// The states in one folder.
@@ -44,6 +45,7 @@ impl DiskCache {
     /// Lists the folder's states; makes the folder if need be.
     pub(crate) fn open(folder: &Path, model_id: [u8; 32], limit: u64) -> io::Result<DiskCache> {
         fs::create_dir_all(folder)?;
+        remove_leftovers(folder, None);
         let mut cache =
             DiskCache { folder: folder.to_path_buf(), model_id, limit, entries: Vec::new(), uses: 0, refused: 0 };
         let mut found: Vec<(SystemTime, PathBuf)> = Vec::new();
@@ -166,21 +168,12 @@ impl Drop for DiskCache {
     }
 }
 
-fn write_file(path: &Path, start: &[u8], body: &[u8]) -> io::Result<()> {
-    let partial = path.with_extension("partial");
-    let result = (|| {
-        let mut file = File::create(&partial)?;
-        file.write_all(start)?;
-        file.write_all(body)?;
-        let digest = Sha256::new().chain_update(start).chain_update(body).finalize();
-        file.write_all(&digest)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    })();
-    if result.is_err() {
-        let _ = fs::remove_file(&partial);
-    }
-    result
+fn write_file(path: &Path, start: &[u8], body: &[u8]) -> Result<(), OutputError> {
+    let mut file = OutputFile::create(path)?;
+    file.append(start)?;
+    file.append(body)?;
+    file.append(&Sha256::new().chain_update(start).chain_update(body).finalize())?;
+    file.finish(Existing::Replace)
 }
 
 /// The head of a file of this model, and the file's size.
