@@ -447,3 +447,25 @@ fn a_reference_saved_before_is_met_and_a_wrong_one_is_not() {
     std::fs::write(&saved, "{}").unwrap();
     assert_eq!(strata(&["parity", "-m", text(&model), "--reference", text(&saved)]).status.code(), Some(2));
 }
+
+#[test]
+fn bounds_that_nothing_can_be_measured_by_are_refused() {
+    let model = golden("tiny.gguf");
+    let model = text(&model);
+    let png = golden("vision/pictures/rgb.png");
+    let commands: [&[&str]; 5] = [
+        &["kl-compare", "-m", model, "--against", model, "--threshold"],
+        &["parity", "-m", model, "--against", model, "--near-tie"],
+        &["parity", "-m", model, "--against", model, "--max-difference"],
+        &["parity", "-m", model, "--against", model, "--trace", "--trace-tolerance"],
+        &["vision", text(&png), "--compare", "x", "--tolerance"],
+    ];
+    for command in commands {
+        for bound in ["nan", "inf", "-1", "-inf", "x"] {
+            let output = strata(&[command, &[bound]].concat());
+            assert_eq!(output.status.code(), Some(2), "{command:?} {bound}");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains(command[command.len() - 1]), "{said}");
+        }
+    }
+}

@@ -139,13 +139,15 @@ fn bad_input_is_one_line_and_exit_code_2() {
     let folder = Folder::new();
     let out = folder.file("model.gguf");
     let missing = folder.file("nowhere");
-    let cases: [(&[&dyn AsRef<std::ffi::OsStr>], &str); 7] = [
+    let cases: [(&[&dyn AsRef<std::ffi::OsStr>], &str); 9] = [
         (&[&missing, &"-o", &out], "nowhere"),
         (&[&folder.0.path(), &"-o", &out], "no safetensors in this folder"),
         (&[&TINY], "no output named"),
         (&[&TINY, &"-o", &out, &"--type", &"Q3_K"], "unknown type 'Q3_K'"),
         (&[&TINY, &"-o", &out, &"--tensor-type", &"attn_q"], "PATTERN=TYPE"),
         (&[&TINY, &"-o", &out, &"--split-max-size", &"lots"], "lots"),
+        (&[&TINY, &"-o", &out, &"--split-max-size", &"5"], "M or G"),
+        (&[&TINY, &"-o", &out, &"--split-max-size", &"0.5M"], "at least 1M"),
         (&[&"--verify", &out], "--source"),
     ];
     for (args, expected) in cases {
@@ -155,4 +157,28 @@ fn bad_input_is_one_line_and_exit_code_2() {
         assert!(!err.contains("panicked"), "{err}");
     }
     assert!(names(folder.0.path()).is_empty());
+}
+
+#[test]
+fn patterns_that_match_nothing_are_named() {
+    let folder = Folder::new();
+    let out = folder.file("model.gguf");
+    let args: [&dyn AsRef<std::ffi::OsStr>; 11] = [
+        &TINY,
+        &"-o",
+        &out,
+        &"--no-verify",
+        &"--tensor-type",
+        &"ffn_dwon=Q8_0",
+        &"--tensor-type",
+        &"attn_q.weight=Q8_0",
+        &"--skip",
+        &"no_such_tensor",
+        &"--json",
+    ];
+    let (code, _, err) = said(&strata(&args));
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("--tensor-type ffn_dwon=Q8_0: no tensor matches"), "{err}");
+    assert!(err.contains("--skip no_such_tensor left out no tensor"), "{err}");
+    assert!(!err.contains("attn_q.weight"), "{err}");
 }

@@ -107,6 +107,60 @@ fn lists_and_hash_are_those_of_the_file() {
     use sha2::{Digest, Sha256};
     let hash: String = Sha256::digest(std::fs::read(&path).unwrap()).iter().map(|b| format!("{b:02x}")).collect();
     assert_eq!(json(&[tiny, "--sha256"])["sha256"][0]["sha256"], hash);
+    assert!(text(&[tiny, "--metadata", "--sha256"]).contains(&hash));
+    assert_eq!(json(&[tiny, "--tensors", "--sha256"])["sha256"][0]["sha256"], hash);
+}
+
+#[test]
+fn a_file_after_tensors_is_no_pattern() {
+    let tiny = golden("tiny.gguf");
+    let tiny = tiny.to_str().unwrap();
+    assert_eq!(json(&["--tensors", tiny])["tensors"].as_array().unwrap().len(), 96);
+    let list = json(&["--tensors", tiny, "eh_proj"]);
+    assert_eq!(list["tensors"][0]["name"], "blk.4.nextn.eh_proj.weight");
+    let out = inspect(&["--tensors", "eh_proj"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("no FILE given"));
+}
+
+#[test]
+fn parts_of_a_checkpoint_are_not_taken_for_all_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, at) = (golden("tiny-hf"), |name: &str| dir.path().join(name));
+    // An index and nothing else.
+    std::fs::copy(folder.join("model.safetensors.index.json"), at("model.safetensors.index.json")).unwrap();
+    let index = at("model.safetensors.index.json");
+    let shown = text(&[index.to_str().unwrap()]);
+    assert!(shown.contains("no config.json") && shown.contains("further tensors in"), "{shown}");
+    // One shard of several, with the config: the head may be in another one.
+    std::fs::copy(folder.join("config.json"), at("config.json")).unwrap();
+    let shards: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|f| f.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
+        .collect();
+    let without_head = shards.iter().find(|path| {
+        let list = json(&[path.to_str().unwrap(), "--tensors", "mtp."]);
+        list["tensors"].as_array().unwrap().is_empty()
+    });
+    let shard = at("model-00001-of-00002.safetensors");
+    std::fs::copy(without_head.expect("a shard without the head"), &shard).unwrap();
+    let r = json(&[shard.to_str().unwrap()]);
+    assert_eq!(r["mtp"]["state"], "not_opened", "{r}");
+    assert!(text(&[shard.to_str().unwrap()]).contains("one shard of several"));
+    assert_eq!(json(&[index.to_str().unwrap()])["mtp"]["state"], "not_opened");
+}
+
+#[test]
+fn a_mix_with_dense_parts_in_q8_0_is_told_from_the_plain_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for (recipe, expected) in [("UD-Q4_K_XL", "UD-Q4_K_XL (marked as Q4_K_M)"), ("Q4_K_M", "Q4_K_M")] {
+        let path = dir.path().join(format!("{recipe}.gguf"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
+        command.arg("convert").arg(golden("tiny-hf")).args(["--no-verify", "--type", recipe, "-o"]).arg(&path);
+        assert!(command.output().unwrap().status.success());
+        assert_eq!(json(&[path.to_str().unwrap()])["model"]["file_type"], expected);
+    }
 }
 
 #[test]
@@ -155,6 +209,7 @@ fn the_missing_tensors_of_an_incomplete_head_are_named() {
     copy_of_tiny(&path, |n| (!gone.contains(&n)).then(|| n.to_string()), |_| {}, &WriterOptions::default());
     let r = json(&[path.to_str().unwrap()]);
     assert_eq!(r["mtp"]["state"], "incomplete");
+    assert_eq!(r["runs"]["can_run"], false, "loading it is refused, too");
     let missing: Vec<_> = r["mtp"]["missing"].as_array().unwrap().iter().map(|m| m.as_str().unwrap()).collect();
     assert_eq!(missing.len(), 2);
     assert!(gone.iter().all(|g| missing.contains(g)), "{missing:?}");

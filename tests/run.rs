@@ -44,7 +44,9 @@ fn stdout_holds_the_answer_and_nothing_else() {
     assert_eq!(text(&out.stdout), ANSWER);
     let err = text(&out.stderr);
     assert!(err.contains("using the bundled tiny model"), "{err}");
-    assert!(err.contains("tok/s") && err.contains("of memory bandwidth") && err.contains("first token"), "{err}");
+    // The bundled model may fit into the processor's caches: then more than memory gives is no share of it.
+    let bandwidth = err.contains("of memory bandwidth") || err.contains("from cache");
+    assert!(err.contains("tok/s") && bandwidth && err.contains("first token"), "{err}");
 }
 
 #[test]
@@ -126,6 +128,31 @@ fn length_ends_the_answer() {
 }
 
 #[test]
+fn reasoning_that_is_not_shown_is_mentioned_and_what_is_shown_is_marked() {
+    let cut = output(&["run", "-p", "What is 6 - 4?", "-n", "2"]);
+    assert!(cut.status.success() && cut.stdout.is_empty(), "{}", text(&cut.stdout));
+    assert!(text(&cut.stderr).contains("all 2 tokens were reasoning"), "{}", text(&cut.stderr));
+    let whole = json(&["run", "--json", "-p", "What is 6 - 4?"]);
+    let shown = output(&["run", "-p", "What is 6 - 4?", "--show-thinking"]);
+    let parts = |key: &str| whole[key].as_str().expect("text").trim().to_owned();
+    let expected = format!("<think>\n{}\n</think>\n\n{}\n", parts("reasoning"), parts("text"));
+    assert_eq!(text(&shown.stdout), expected);
+}
+
+#[test]
+fn drafts_are_refused_without_a_head() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("headless.gguf");
+    let path = path.to_str().expect("UTF-8 path");
+    let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/tiny.gguf");
+    assert!(output(&["convert", tiny, "--drop-mtp", "-o", path]).status.success());
+    let out = output(&["run", "-m", path, "-p", "x", "-n", "1", "--mtp", "3"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("--mtp needs an MTP head"), "{}", text(&out.stderr));
+    assert!(output(&["run", "-m", path, "-p", "x", "-n", "1"]).status.success(), "auto takes what is there");
+}
+
+#[test]
 fn raw_text_is_continued_as_it_stands() {
     let value = json(&["run", "--raw", "--json", "-p", "import os\n", "-n", "3"]);
     assert_eq!(value["text"], "import re\n");
@@ -174,7 +201,13 @@ fn bad_usage_is_one_clear_error_and_exit_code_2() {
         (&["run", "-p", "x", "--image", "/nowhere.png"], "/nowhere.png"),
         (&["run", "-p", "x", "--image", "Cargo.toml"], "Cargo.toml"),
         (&["run", "-p", "x", "-c", "1"], "ctx"),
-        (&["run", "-p", "x", "-c", "999999999999"], "available"),
+        (
+            &["run", "-p", "x", "-c", "999999999999"],
+            "(--ctx-size) is 999999999999 tokens, but the model was trained for 4096",
+        ),
+        (&["run", "-p", "x", "-m", "tests/golden/tiny-hf"], "strata convert"),
+        (&["run", "-p", "x", "-m", "tests/golden/tiny-hf/config.json"], "strata convert"),
+        (&["run", "-p", "x", "-m", "tests/golden/tiny-mmproj.gguf"], "--mmproj"),
         (&["run", "-p", "x", "--stop", ""], "--stop"),
         (&["run", "-p", "x", "-t", "0"], "--threads"),
     ];
@@ -183,7 +216,7 @@ fn bad_usage_is_one_clear_error_and_exit_code_2() {
         let err = text(&out.stderr);
         assert_eq!(out.status.code(), Some(2), "{args:?}: {err}");
         assert!(err.contains(named), "{args:?} should name {named}: {err}");
-        assert!(!err.contains("panicked"), "{args:?}: {err}");
+        assert!(!err.contains("panicked") && !err.contains("memory: weights"), "{args:?}: {err}");
         assert!(out.stdout.is_empty(), "{args:?}");
     }
     let out = with_stdin(&["run"], b"\xff\xfe");

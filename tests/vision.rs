@@ -117,6 +117,17 @@ fn a_broken_picture_or_encoder_is_bad_input_with_one_line_that_says_why() {
     assert!(stderr(&wrong).contains("general.architecture"), "a text model is not an encoder: {}", stderr(&wrong));
 }
 
+#[test]
+fn the_place_of_the_encoder_is_no_idle_flag() {
+    for (place, expected) in [("no", "nothing to do"), ("gpu", "CPU only")] {
+        let output = vision(&picture("rgb.png"), &["--vision", place]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    }
+    let help = Command::new(env!("CARGO_BIN_EXE_strata")).args(["vision", "--help"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&help.stdout).contains("1024 in `strata vision`"));
+}
+
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_strata"))
         .args(["run", "--threads", "2", "--quiet", "-m", &golden("tiny.gguf")])

@@ -8,7 +8,7 @@ use strata_core::convert::{ConvertOptions, Progress, Recipe, convert_text_model,
 use strata_core::gguf::GgufFile;
 use strata_core::model::{KvType, LoadOptions, Model, Row, RowInput, StepOutput, Window};
 use strata_core::text::{Specials, Tokenizer};
-use strata_core::vision::splice::{PromptLayout, Span};
+use strata_core::vision::splice::{block_position, position_span};
 use strata_core::vision::{PictureRows, PreprocessOptions, VisionEncoder};
 
 /// What f32 rounding adds to llama.cpp's own floor: log-probabilities agree to about 1e-4, and a KL divergence is of the
@@ -41,23 +41,24 @@ enum Piece {
 
 /// All rows of a prompt and the tokens after it.
 fn rows(pieces: &[Piece]) -> Vec<Row> {
-    let layout = PromptLayout::new(pieces.iter().map(|piece| match piece {
-        Piece::Tokens(ids) => Span::Tokens(ids.len()),
-        Piece::Picture(picture) => Span::of(picture),
-    }));
-    let row = |spliced: strata_core::vision::splice::SplicedRow| Row {
-        slot: 0,
-        input: match &pieces[spliced.span] {
-            Piece::Tokens(ids) => RowInput::Token(ids[spliced.index]),
-            Piece::Picture(picture) => {
-                RowInput::Embedding { data: picture.data.clone(), start: spliced.index * picture.width }
+    let row = |input, position| Row { slot: 0, input, position, want_logits: true, want_hidden: false };
+    let (mut rows, mut start) = (Vec::new(), 0);
+    for piece in pieces {
+        match piece {
+            Piece::Tokens(ids) => {
+                rows.extend(ids.iter().zip(start..).map(|(&id, at)| row(RowInput::Token(id), [at; 3])));
+                start += ids.len() as u32;
             }
-        },
-        position: spliced.position,
-        want_logits: true,
-        want_hidden: false,
-    };
-    layout.slice(0..layout.rows()).map(row).collect()
+            Piece::Picture(picture) => {
+                rows.extend((0..picture.rows()).map(|index| {
+                    let input = RowInput::Embedding { data: picture.data.clone(), start: index * picture.width };
+                    row(input, block_position(picture.grid, start, index as u32))
+                }));
+                start += position_span(picture.grid);
+            }
+        }
+    }
+    rows
 }
 
 /// Log-probabilities after each of the last `wanted` rows, read in chunks of `chunk`.

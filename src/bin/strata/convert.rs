@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 use strata_core::convert::{
-    ConvertError, ConvertOptions, ConvertReport, GraftOptions, GraftReport, LeftOut, Override, Pattern, PlanOptions,
-    Progress, Recipe, TensorReport, Verdict, Verification, convert_text_model, convert_vision, drop_head, graft_head,
-    verify,
+    AS_ASKED, ConvertError, ConvertOptions, ConvertReport, GraftOptions, GraftReport, LeftOut, Override, Pattern,
+    PlanOptions, Progress, Recipe, TensorReport, Verdict, Verification, convert_text_model, convert_vision, drop_head,
+    graft_head, verify,
 };
 use strata_core::gguf::{GgufFile, WriterOptions};
 use strata_core::output::{self, Existing};
@@ -72,7 +72,7 @@ pub struct Args {
     /// Replace an existing output
     #[arg(short, long)]
     force: bool,
-    /// Split the output into files of at most this size (e.g. 4G, 500M)
+    /// Split the output into files of at most this size, in M or G (e.g. 4G, 500M)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     split_max_size: Option<u64>,
     /// Name of the model in the file [default: from the folder's name]
@@ -114,20 +114,20 @@ fn plain_type(text: &str) -> Result<TensorType, ConvertError> {
     }
 }
 
-/// Bytes from `500M`, `4G`, `1.5GiB` (all of them powers of two) or a plain number.
+/// Bytes from `500M`, `4G` or `1.5GiB` (powers of two). A unit is asked for, as by llama.cpp: a number alone is too easily meant
+/// to be one of files, or of gigabytes.
 fn size(text: &str) -> Result<u64, String> {
-    let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let bad = || format!("'{text}' is no size: expected a number with M or G, at least 1M");
+    let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(bad)?;
     let shift = match text[unit_at..].to_ascii_uppercase().trim_end_matches("IB").trim_end_matches('B') {
-        "" => 0,
-        "K" => 10,
         "M" => 20,
         "G" => 30,
         "T" => 40,
-        other => return Err(format!("unknown unit '{other}'")),
+        _ => return Err(bad()),
     };
-    let number: f64 = text[..unit_at].trim().parse().map_err(|_| format!("'{text}' is no size"))?;
+    let number: f64 = text[..unit_at].trim().parse().map_err(|_| bad())?;
     let bytes = number * f64::from(shift).exp2();
-    if (1.0..1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(format!("'{text}' is no size")) }
+    if (f64::from(1 << 20)..1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(bad()) }
 }
 
 /// Runs the command.
@@ -175,6 +175,10 @@ fn hint(error: Option<&ConvertError>) -> Option<&'static str> {
 struct Done {
     files: Vec<PathBuf>,
     reports: Vec<serde_json::Value>,
+    /// Names of the text model's tensors.
+    written: Vec<String>,
+    /// Names of the checkpoint's tensors that --skip left out.
+    skipped: Vec<String>,
 }
 
 /// One run with what it needs throughout.
@@ -288,6 +292,10 @@ impl Command<'_> {
             options.writer.split_max_size = None;
             good &= self.convert_one(source, out, &options, convert_vision, &mut done)?;
         }
+        warn_of_idle_patterns(&args.tensor_type, &done.written);
+        for pattern in args.skip.iter().filter(|p| !done.skipped.iter().any(|name| p.matches(name))) {
+            eprintln!("warning: --skip {} left out no tensor (those the model needs always stay)", pattern.text());
+        }
         if args.json {
             print_json(&json!({ "source": source, "outputs": done.reports }))?;
         }
@@ -309,6 +317,9 @@ impl Command<'_> {
             .with_bar(total, "converting", |p| convert(source, out, options, p))
             .map_err(|error| error.after_writing(&done.files))?;
         done.files.extend(report.files.iter().cloned());
+        done.written.extend(report.tensors.iter().filter(|t| t.part != "vision").map(|t| t.name.clone()));
+        let skipped = report.left_out.iter().filter(|t| t.why == AS_ASKED);
+        done.skipped.extend(skipped.map(|t| t.name.clone()));
         let seconds = started.elapsed().as_secs_f64();
         let verified = Instant::now();
         let verification = match self.args.no_verify {
@@ -350,6 +361,8 @@ impl Command<'_> {
             None => drop_head(base, out, &self.writer_options(), progress),
         })?;
         let seconds = started.elapsed().as_secs_f64();
+        let added: Vec<String> = report.added.iter().map(|t| t.name.clone()).collect();
+        warn_of_idle_patterns(&args.tensor_type, &added);
         if args.json {
             print_json(&graft_json(&report, seconds))?;
         } else {
@@ -468,6 +481,13 @@ impl Command<'_> {
             )?;
         }
         Ok(())
+    }
+}
+
+/// Names patterns that matched nothing: most likely they are misspelt.
+fn warn_of_idle_patterns(overrides: &[Override], written: &[String]) {
+    for o in overrides.iter().filter(|o| !written.iter().any(|name| o.pattern.matches(name))) {
+        eprintln!("warning: --tensor-type {}={}: no tensor matches this pattern", o.pattern.text(), o.ty.name());
     }
 }
 

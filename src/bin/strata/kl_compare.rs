@@ -3,7 +3,7 @@
 use crate::cli::comparison::{self, AgainstArgs, ReportArgs, TextArgs};
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs};
-use crate::cli::{output, progress};
+use crate::cli::{output, progress, settings};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Exit with code 3 if the mean divergence (nats) is larger
-    #[arg(long, value_name = "KL")]
+    #[arg(long, value_name = "KL", allow_negative_numbers = true, value_parser = settings::bound)]
     threshold: Option<f64>,
     #[command(flatten)]
     report: ReportArgs,

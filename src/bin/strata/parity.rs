@@ -3,7 +3,7 @@
 use crate::cli::comparison::{self, AgainstArgs, ReportArgs};
 use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
 use crate::cli::model::{LoadedModel, ModelArgs};
-use crate::cli::{output, progress};
+use crate::cli::{output, progress, settings};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -61,16 +61,16 @@ pub struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     n_predict: u32,
     /// Two candidates within so many nats of each other on both sides are a near tie
-    #[arg(long, value_name = "NATS", default_value_t = 0.1)]
+    #[arg(long, value_name = "NATS", default_value_t = 0.1, allow_negative_numbers = true, value_parser = settings::bound)]
     near_tie: f64,
     /// Exit with code 3 also if a log-probability differs by more nats
-    #[arg(long, value_name = "NATS")]
+    #[arg(long, value_name = "NATS", allow_negative_numbers = true, value_parser = settings::bound)]
     max_difference: Option<f64>,
     /// Compare the hidden state after every layer, and the tensors of the first layer that differs
     #[arg(long, requires = "against")]
     trace: bool,
     /// Relative difference from which a layer counts as different
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, requires = "trace")]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, requires = "trace", allow_negative_numbers = true, value_parser = settings::bound)]
     trace_tolerance: f64,
     #[command(flatten)]
     report: ReportArgs,

@@ -2,8 +2,8 @@
 
 use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
 use crate::cli::input;
-use crate::cli::model::{VisionArgs, open_encoder};
-use crate::cli::output;
+use crate::cli::model::{VisionArg, VisionArgs, open_encoder};
+use crate::cli::{output, settings};
 use anyhow::Context;
 use clap::Parser;
 use std::path::PathBuf;
@@ -32,8 +32,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
     /// Largest difference allowed by --compare, relative to the largest value of the reference
-    #[arg(long, value_name = "X", default_value_t = 1e-4, requires = "compare")]
-    tolerance: f32,
+    #[arg(long, value_name = "X", default_value_t = 1e-4, requires = "compare", allow_negative_numbers = true, value_parser = settings::bound)]
+    tolerance: f64,
     /// Write the resized picture as PNG: what the encoder sees
     #[arg(long, value_name = "FILE")]
     render: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
-    let agrees = comparison.as_ref().is_none_or(|c| c.relative() <= args.tolerance);
+    let agrees = comparison.as_ref().is_none_or(|c| f64::from(c.relative()) <= args.tolerance);
     let report = Report { encoder: &encoder, checksum, picture, rows, open, preprocess, encode, times, comparison };
     if args.json {
         crate::cli::outln!("{}", serde_json::to_string_pretty(&report.json())?);
@@ -87,6 +87,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// The encoder the arguments name, or the bundled one, and what its file was checked against.
 fn encoder(args: &VisionArgs, threads: usize) -> anyhow::Result<(VisionEncoder, Checksum)> {
+    args.check_place()?;
+    if args.vision == VisionArg::No {
+        return Err(BadInput::new("--vision no leaves this command nothing to do").into());
+    }
     if let Some(path) = &args.mmproj {
         return open_encoder(path, args.mmproj_sha256.as_deref(), threads);
     }
@@ -160,7 +164,7 @@ impl Report<'_> {
         self.picture.key.iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    fn print(&self, tolerance: f32) -> anyhow::Result<()> {
+    fn print(&self, tolerance: f64) -> anyhow::Result<()> {
         let (picture, shape) = (&self.picture, self.encoder.shape());
         crate::cli::outln!(
             "encoder     {} layers of {}, {} heads, patches of {} pixels, rows of {}",
@@ -219,7 +223,7 @@ impl Report<'_> {
                 c.at.1,
                 c.rms,
                 c.relative(),
-                if c.relative() <= tolerance { "within" } else { "BEYOND" }
+                if f64::from(c.relative()) <= tolerance { "within" } else { "BEYOND" }
             );
             crate::cli::outln!("tolerance   {tolerance:e} of the largest value {:.5}", c.scale);
         }

@@ -22,11 +22,14 @@ pub(super) fn read_config(folder: &Path) -> Result<Option<serde_json::Value>, Ch
     }
 }
 
-/// Reads an index: tensor name to file name. Every file name is a plain name within the folder.
-pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
+/// Reads an index: tensor name to file name, and the bytes it says all tensors have. Every file name is a plain name within the
+/// folder.
+pub(super) fn read_index(path: &Path) -> Result<(BTreeMap<String, String>, Option<u64>), CheckpointError> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: UniqueMap<String>,
+        #[serde(default)]
+        metadata: serde_json::Value,
     }
     let text = read_text(path)?;
     let index: Index = serde_json::from_str(&text).map_err(|e| {
@@ -45,7 +48,8 @@ pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, String>, Checkp
             return Err(malformed(path, &field, "the name of a .safetensors file in the same folder", &found));
         }
     }
-    Ok(index.weight_map.0.into_iter().collect())
+    let bytes = index.metadata.get("total_size").and_then(serde_json::Value::as_u64);
+    Ok((index.weight_map.0.into_iter().collect(), bytes))
 }
 
 fn read_text(path: &Path) -> Result<String, CheckpointError> {

@@ -66,6 +66,8 @@ pub struct Checkpoint {
     by_name: HashMap<String, usize>,
     /// Tensors the index lists in shards that are not there, with the name of the shard.
     absent: BTreeMap<String, String>,
+    /// Bytes of all tensors by the index.
+    indexed_bytes: Option<u64>,
 }
 
 impl Checkpoint {
@@ -102,6 +104,7 @@ impl Checkpoint {
             tensors: Vec::new(),
             by_name: HashMap::new(),
             absent: BTreeMap::new(),
+            indexed_bytes: None,
         };
         match index {
             Some(index) => checkpoint.open_index(&index)?,
@@ -116,7 +119,8 @@ impl Checkpoint {
 
     /// Opens the shards an index names and checks both against each other.
     fn open_index(&mut self, path: &Path) -> Result<(), CheckpointError> {
-        let index = index::read_index(path)?;
+        let (index, bytes) = index::read_index(path)?;
+        self.indexed_bytes = bytes;
         let mut shards: BTreeMap<&str, bool> = BTreeMap::new();
         for shard in index.values() {
             shards.entry(shard).or_insert(false);
@@ -237,6 +241,19 @@ impl Checkpoint {
     /// Tensors known only by name, because the shard that holds them is not there: name and shard.
     pub fn absent_tensors(&self) -> impl Iterator<Item = (&str, &str)> {
         self.absent.iter().map(|(n, s)| (n.as_str(), s.as_str()))
+    }
+
+    /// Bytes of all tensors, as the index says them.
+    pub fn indexed_bytes(&self) -> Option<u64> {
+        self.indexed_bytes
+    }
+
+    /// Whether this is a single shard that was opened by itself and whose name (`model-00002-of-00005.safetensors`) says that
+    /// there are others.
+    pub fn one_of_several(&self) -> bool {
+        let count = |stem: &str| stem.rsplit_once("-of-")?.1.parse::<u64>().ok();
+        let by_itself = self.path.extension().is_some_and(|e| e == "safetensors");
+        by_itself && self.path.file_stem().and_then(|stem| count(stem.to_str()?)).is_some_and(|count| count > 1)
     }
 
     /// Bytes of all shards that are there.

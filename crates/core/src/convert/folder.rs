@@ -99,6 +99,14 @@ pub(super) fn config_of(checkpoint: &Checkpoint) -> Result<HfConfig, ConvertErro
     HfConfig::from_json(&checkpoint.folder().join("config.json").display().to_string(), json)
 }
 
+/// The checkpoint, its config, and the name the model gets.
+fn open_source(source: &Path, options: &ConvertOptions) -> Result<(Checkpoint, HfConfig, String), ConvertError> {
+    let checkpoint = Checkpoint::open(source)?;
+    let config = config_of(&checkpoint)?;
+    let name = options.name.clone().unwrap_or_else(|| metadata::name_of_folder(checkpoint.folder()));
+    Ok((checkpoint, config, name))
+}
+
 /// Converts the text model of a folder, MTP head included.
 ///
 /// # Errors
@@ -110,10 +118,8 @@ pub fn convert_text_model(
     options: &ConvertOptions,
     progress: Progress,
 ) -> Result<ConvertReport, ConvertError> {
-    let checkpoint = Checkpoint::open(source)?;
-    let config = config_of(&checkpoint)?;
+    let (checkpoint, config, name) = open_source(source, options)?;
     let plan = plan::text_model(&checkpoint, &config, &options.plan)?;
-    let name = options.name.clone().unwrap_or_else(|| metadata::name_of_folder(checkpoint.folder()));
     let mut keys = metadata::text_model(
         checkpoint.folder(),
         checkpoint.config().unwrap_or(&serde_json::Value::Null),
@@ -141,14 +147,12 @@ pub fn convert_vision(
     options: &ConvertOptions,
     progress: Progress,
 ) -> Result<ConvertReport, ConvertError> {
-    let checkpoint = Checkpoint::open(source)?;
-    let config = config_of(&checkpoint)?;
+    let (checkpoint, config, name) = open_source(source, options)?;
     let plan = plan::vision(&checkpoint, &config, &options.plan)?;
     let vision = config.vision.as_ref().ok_or_else(|| ConvertError::NoVision {
         source_name: plan::label(&checkpoint),
         reason: "config.json has no vision_config".to_string(),
     })?;
-    let name = options.name.clone().unwrap_or_else(|| metadata::name_of_folder(checkpoint.folder()));
     let keys =
         metadata::vision(checkpoint.folder(), &config, vision, &plan.tensors, options.recipe.file_type(), &name)?;
     write_plan(&checkpoint, plan, keys, options.chooser(vision.blocks, 0), None, out, options, progress)

@@ -27,7 +27,7 @@ pub use folder::{ConvertOptions, ConvertReport, TensorReport, convert_text_model
 pub use graft::{GraftOptions, GraftReport, drop_head, graft_head};
 pub use metadata::ARCHITECTURE;
 pub use output::Progress;
-pub use plan::{LeftOut, PlanOptions};
+pub use plan::{AS_ASKED, LeftOut, PlanOptions};
 pub use recipe::{Choice, Override, Pattern, Recipe, TypeChooser};
 pub use verify::{TensorVerdict, Verdict, Verification, missing_head, verify};
 

@@ -20,6 +20,9 @@ pub struct PlanOptions {
     pub assume_zero_centred_norms: bool,
 }
 
+/// Why a tensor stays out that a pattern of [`PlanOptions::skip`] matches.
+pub const AS_ASKED: &str = "left out as asked";
+
 /// A tensor of the checkpoint that does not go into the GGUF, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeftOut {
@@ -150,7 +153,7 @@ pub fn vision(checkpoint: &Checkpoint, config: &HfConfig, options: &PlanOptions)
     for t in checkpoint.tensors().filter(|t| !matcher.used.contains(t.name.as_str())) {
         match names::part_of_hf(&t.name) {
             Part::Vision if options.skip.iter().any(|p| p.matches(&t.name)) => {
-                left_out.push(LeftOut { name: t.name.clone(), why: "left out as asked" });
+                left_out.push(LeftOut { name: t.name.clone(), why: AS_ASKED });
             }
             Part::Vision => unknown.push(t.name.clone()),
             _ => left_out.push(LeftOut { name: t.name.clone(), why: "belongs to the text model" }),
@@ -373,7 +376,7 @@ impl<'a> Matcher<'a> {
             } else if names::COMPUTED.iter().any(|c| name.ends_with(c)) {
                 "computed, not learned"
             } else if options.skip.iter().any(|p| p.matches(&name)) {
-                "left out as asked"
+                AS_ASKED
             } else {
                 unknown.push(name);
                 continue;

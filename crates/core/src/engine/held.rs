@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::request::{Prompt, PromptItem};
 use crate::model::RowInput;
 use crate::vision::PictureRows;
+use crate::vision::splice::{block_position, position_span};
 
 /// Stands for a picture row in the list of tokens.
 pub(crate) const PICTURE: u32 = u32::MAX;
@@ -34,7 +35,7 @@ impl Span {
 
     /// How far the rope position of the text after the picture lies behind its cache index.
     fn lag_after(&self) -> u32 {
-        self.end() as u32 - (self.position + self.grid.0.max(self.grid.1))
+        self.end() as u32 - (self.position + position_span(self.grid))
     }
 }
 
@@ -133,8 +134,7 @@ impl Held {
             return [row as u32; 3];
         };
         if row < span.end() {
-            let cell = (row - span.start) as u32;
-            return [span.position, span.position + cell / span.grid.1, span.position + cell % span.grid.1];
+            return block_position(span.grid, span.position, (row - span.start) as u32);
         }
         [row as u32 - span.lag_after(); 3]
     }

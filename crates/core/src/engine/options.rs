@@ -180,6 +180,14 @@ pub enum EngineError {
         /// Its range.
         expected: &'static str,
     },
+    /// A longer context than the model was trained for.
+    #[error("the context (--ctx-size) is {found} tokens, but the model was trained for {most}")]
+    Context {
+        /// What was asked for.
+        found: usize,
+        /// What the model has.
+        most: usize,
+    },
     /// The model could not make the slots' states.
     #[error("slot {slot}: {cause}")]
     State {

@@ -6,6 +6,7 @@
 use super::ModelError;
 use super::weights::names;
 use crate::gguf::{GgufFile, Value};
+use std::collections::BTreeSet;
 
 /// The only architecture this crate runs.
 pub const ARCHITECTURE: &str = "qwen35moe";
@@ -224,26 +225,40 @@ impl ModelConfig {
     }
 }
 
-/// Trunk layers, MTP layers present, MTP layers promised. `block_count` counts the head in most files, in some it does not,
-/// and some files promise a head that a converter dropped; the head's own tensors decide.
+/// Trunk layers, MTP layers present, MTP layers promised. `nextn_predict_layers` says how many blocks at the end are the head;
+/// the head's own tensors (`nextn.*`) are the proof, because `block_count` counts the head in most files and not in some, the
+/// key is missing in others, and some promise a head that a converter dropped.
 fn count_layers(reader: &Reader<'_>, blocks: usize) -> Result<(usize, usize, usize), ModelError> {
     let file = reader.file;
     let promised = file.metadata().u32_opt(&reader.key(NEXTN))?.unwrap_or(0) as usize;
-    let has_head = |block: usize| file.tensor(&names::block(block, names::NEXTN_EH_PROJ)).is_some();
-    let heads_from = |first: usize| (first..).take_while(|&block| has_head(block)).count();
-    if let Some(first) = (0..=blocks).find(|&block| has_head(block)) {
-        if first == 0 {
-            return Err(reader.wrong("block_count", "trunk layers before the MTP layer", "an MTP layer in block 0"));
-        }
-        return Ok((first, heads_from(first), promised.max(heads_from(first))));
-    }
     if promised >= blocks {
         return Err(reader.wrong(NEXTN, format!("fewer than the {blocks} blocks"), promised));
     }
-    // No head in the file. Whether `block_count` counts it shows in the last block: it is a trunk layer or it is not there.
-    let last_is_there = file.tensor(&names::block(blocks - 1, names::ATTN_NORM)).is_some();
-    let trunk = if last_is_there { blocks } else { blocks - promised };
-    Ok((trunk, 0, promised))
+    let block_of_head = |name: &str| name.strip_prefix("blk.")?.split_once(".nextn.")?.0.parse::<usize>().ok();
+    let heads: BTreeSet<usize> =
+        file.tensors().iter().filter_map(|t| block_of_head(&t.name)).filter(|&block| block <= blocks).collect();
+    let trunk = blocks - promised;
+    if let Some(&first) = heads.first() {
+        if first == 0 {
+            return Err(reader.wrong("block_count", "trunk layers before the MTP layer", "an MTP layer in block 0"));
+        }
+        if promised > 0 && first < trunk {
+            let found = format!("{promised}, and tensors of an MTP layer in block {first}");
+            return Err(reader.wrong(NEXTN, format!("{} for {blocks} blocks", blocks - first), found));
+        }
+        let here = (first..).take_while(|block| heads.contains(block)).count();
+        return Ok((first, here, promised.max(here)));
+    }
+    let has = |block: usize, tensor: &str| file.tensor(&names::block(block, tensor)).is_some();
+    if promised == 0 || !has(trunk, names::ATTN_NORM) {
+        return Ok((trunk, 0, promised));
+    }
+    // The promised blocks are there without any tensor that makes them a head. Either they are layers of the trunk, because
+    // the converter that dropped the head took it out of `block_count`: then they are of the kinds the trunk has there. Or
+    // they are what is left of the head.
+    let kinds = layer_kinds(reader, blocks)?;
+    let is_trunk = (trunk..blocks).all(|block| has(block, names::SSM_A) == (kinds[block] == LayerKind::DeltaNet));
+    Ok(if is_trunk { (blocks, 0, promised) } else { (trunk, promised, promised) })
 }
 
 fn layer_kinds(reader: &Reader<'_>, trunk_layers: usize) -> Result<Vec<LayerKind>, ModelError> {

@@ -21,7 +21,9 @@ pub mod names {
     pub const ATTN_NORM: &str = "attn_norm.weight";
     /// Norm before the experts of a block.
     pub const POST_ATTENTION_NORM: &str = "post_attention_norm.weight";
-    /// Projection of the MTP head's two inputs; a block that has it is an MTP layer.
+    /// Decay of a delta-net layer; a block that has it is one.
+    pub const SSM_A: &str = "ssm_a";
+    /// Projection of the MTP head's two inputs.
     pub const NEXTN_EH_PROJ: &str = "nextn.eh_proj.weight";
 
     /// The full name of a block's tensor.
@@ -298,7 +300,7 @@ impl<D: Device> Loader<'_, D> {
             small: DeltaWeights {
                 conv: self.device.vector(conv),
                 dt_bias: self.vector(&name("ssm_dt.bias"), delta.value_heads)?,
-                a: self.vector(&name("ssm_a"), delta.value_heads)?,
+                a: self.vector(&name(names::SSM_A), delta.value_heads)?,
                 norm: self.vector(&name("ssm_norm.weight"), delta.value_dim)?,
             },
         })

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::free::{FreeMemory, free_memory};
-use crate::engine::EngineOptions;
+use crate::engine::{EngineError, EngineOptions};
 use crate::model::Model;
 
 /// Left free for everything else in the process and the machine.
@@ -67,8 +67,15 @@ fn advice(slots: usize, ctx: usize) -> String {
 
 impl MemoryPlan {
     /// Plans an engine with these options for a model on this machine.
-    pub fn new(model: &Model, options: &EngineOptions) -> Result<MemoryPlan, crate::engine::EngineError> {
+    ///
+    /// # Errors
+    /// When an option is out of its range, or the context is longer than the model was trained for.
+    pub fn new(model: &Model, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         options.check()?;
+        let most = model.config().context;
+        if options.ctx > most {
+            return Err(EngineError::Context { found: options.ctx, most });
+        }
         let slot = |ctx| model.state_bytes(ctx, options.max_window);
         Ok(MemoryPlan::from_sizes(
             &Sizes {

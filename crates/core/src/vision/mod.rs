@@ -3,7 +3,7 @@
 //! The way of a picture: [`decode`] reads the file into RGB under limits, [`resize`] chooses the size the encoder sees
 //! and resamples, [`preprocess`] puts both together, [`VisionEncoder`] turns the pixels into one row per merged
 //! 2x2 block of patches, [`PictureCache`] keeps the rows, [`PictureReader`] is the one call that does all of it,
-//! and [`splice`] gives the rows their places and positions in a prompt.
+//! and [`splice`] gives the rows their positions in a prompt.
 //!
 //! This module knows nothing of requests, URLs or slots: it is given bytes and hands back rows.
 

@@ -102,6 +102,34 @@ fn the_heads_tensors_decide_where_the_block_count_leaves_doubt() {
 }
 
 #[test]
+fn what_is_left_of_a_head_is_no_layer_of_the_trunk() {
+    let (expected, _) = text_bits(&Edited::bundled().file());
+    // Without its first tensor, and without any that makes it a head: the layer is left, where the trunk has a delta net.
+    for gone in [&["eh_proj"][..], &["eh_proj", "enorm", "hnorm", "shared_head_norm"]] {
+        let mut edited = Edited::bundled();
+        gone.iter().for_each(|tensor| drop(edited.remove(&format!("blk.4.nextn.{tensor}.weight"))));
+        layers(&mut edited, 5, true, None);
+        let file = edited.file();
+        let config = ModelConfig::from_gguf(&file).expect("a configuration");
+        assert_eq!((config.trunk_layers, config.mtp_layers, config.mtp_layers_promised), (4, 1, 1), "{gone:?}");
+        let error = Model::load(&file, &LoadOptions::default()).err().expect("is refused").to_string();
+        assert!(error.contains("blk.4.nextn.eh_proj.weight"), "{error}");
+        let options = LoadOptions { threads: 1, use_mtp: false, ..LoadOptions::default() };
+        let model = Model::load(&file, &options).expect("loads without the head");
+        let (logits, _) = read(&model, &mut model.new_state(64).expect("a state"), &sample_tokens(40), 40);
+        assert!(logits.into_iter().map(f32::to_bits).eq(expected.iter().copied()), "{gone:?}");
+    }
+    // A key that says another number of layers than the tensors show.
+    let mut edited = Edited::bundled();
+    let block = edited.take_block(4);
+    edited.take_block(2);
+    edited.add_block(2, &block);
+    layers(&mut edited, 5, true, None);
+    let error = ModelConfig::from_gguf(&edited.file()).unwrap_err().to_string();
+    assert!(error.contains(NEXTN) && error.contains("block 2"), "{error}");
+}
+
+#[test]
 fn a_head_can_be_left_out_and_an_incomplete_one_is_named() {
     let mut edited = Edited::bundled();
     let (expected, _) = text_bits(&edited.file());

@@ -176,6 +176,8 @@ pub fn table(rows: &[Row]) -> String {
     for row in rows {
         let show = |(_, name, unit): &&(&str, &str, &str)| match row.cell(name) {
             Cell::None => String::new(),
+            // More than memory gives: the weights are so small that they stay in the processor's caches.
+            Cell::Number(percent, _) if *name == "bandwidth_percent" && *percent > 100.0 => "from cache".to_string(),
             cell => cell.text() + unit,
         };
         lines.push(used.iter().map(show).collect());

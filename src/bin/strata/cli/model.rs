@@ -43,7 +43,7 @@ pub struct VisionArgs {
     /// Whether pictures are read, and where the encoder runs
     #[arg(long, value_name = "WHERE", default_value = "yes")]
     pub vision: VisionArg,
-    /// Most rows (tokens) a picture may take [default: 300 on the CPU]
+    /// Most rows (tokens) a picture may take [default: 300 on the CPU, 1024 in `strata vision`]
     #[arg(long, value_name = "N", value_parser = super::settings::positive)]
     pub vision_tokens: Option<usize>,
     /// Fewest rows (tokens) a picture may take: smaller pictures are enlarged [default: set by the encoder]
@@ -52,6 +52,16 @@ pub struct VisionArgs {
 }
 
 impl VisionArgs {
+    /// Refuses a place where this build cannot run the encoder.
+    pub fn check_place(&self) -> Result<()> {
+        match self.vision {
+            VisionArg::Gpu => {
+                Err(BadInput::new("--vision gpu: this build computes on the CPU only").hint("use --vision cpu").into())
+            }
+            VisionArg::Yes | VisionArg::No | VisionArg::Cpu => Ok(()),
+        }
+    }
+
     /// How pictures are brought to size for `encoder`; `most` is the largest number of rows unless set.
     pub fn preprocess_options(&self, encoder: &VisionEncoder, most: usize) -> Result<PreprocessOptions> {
         let max_tokens = self.vision_tokens.unwrap_or(most);
@@ -116,9 +126,21 @@ impl ModelArgs {
     }
 }
 
-/// Opens a GGUF file named by the user.
+/// Opens a GGUF file named by the user as a language model.
 pub fn open_gguf(path: &Path) -> Result<GgufFile> {
-    Ok(GgufFile::open(path)?)
+    let extension = path.extension().unwrap_or_default();
+    if path.is_dir() || extension == "safetensors" || extension == "json" {
+        return Err(BadInput::new(format!("{}: expected a GGUF file, found a checkpoint or folder", path.display()))
+            .hint("make a GGUF of a Hugging Face folder: strata convert FOLDER -o MODEL.gguf")
+            .into());
+    }
+    let file = GgufFile::open(path)?;
+    if file.metadata().str_opt("general.architecture").ok().flatten() == Some("clip") {
+        return Err(BadInput::new(format!("{}: this is a vision encoder, not a language model", path.display()))
+            .hint("give the language model with -m FILE and the encoder with --mmproj FILE")
+            .into());
+    }
+    Ok(file)
 }
 
 /// Opens a vision encoder after checking its file against `pinned` or the checksum file beside it.
@@ -179,14 +201,9 @@ impl LoadedModel {
     }
 
     fn encoder(&self, args: &VisionArgs, threads: usize) -> Result<Option<VisionEncoder>> {
-        match args.vision {
-            VisionArg::No => return Ok(None),
-            VisionArg::Gpu => {
-                return Err(BadInput::new("--vision gpu: this build computes on the CPU only")
-                    .hint("use --vision cpu")
-                    .into());
-            }
-            VisionArg::Yes | VisionArg::Cpu => {}
+        args.check_place()?;
+        if args.vision == VisionArg::No {
+            return Ok(None);
         }
         if let Some(path) = &args.mmproj {
             return Ok(Some(open_encoder(path, args.mmproj_sha256.as_deref(), threads)?.0));

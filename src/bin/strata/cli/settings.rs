@@ -4,6 +4,7 @@ use super::failure::BadInput;
 use anyhow::Result;
 use clap::ValueEnum;
 use strata_core::engine::{MtpSetting, NgramOptions, Sampling};
+use strata_core::model::Model;
 
 /// `--think`
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +125,16 @@ impl DraftArgs {
         self.mtp
     }
 
+    /// Refuses a number of MTP drafts for a model without an MTP head.
+    pub fn check_head(&self, model: &Model, name: &str) -> Result<()> {
+        if matches!(self.mtp, MtpSetting::Depth(_)) && !model.has_mtp() {
+            return Err(BadInput::new(format!("{name}: --mtp needs an MTP head, and this file has none"))
+                .hint("put it back with `strata convert FILE --mtp-from ORIGINAL -o NEW`, or leave --mtp out")
+                .into());
+        }
+        Ok(())
+    }
+
     /// The n-gram drafter's part.
     pub fn ngram(&self) -> Result<Option<NgramOptions>> {
         let Some(kind) = &self.draft else { return Ok(None) };
@@ -144,6 +155,12 @@ impl DraftArgs {
 /// Parses a number of at least 1.
 pub fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
+}
+
+/// Parses a bound for a difference: a finite number of at least 0.
+pub fn bound(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    number.filter(|n| n.is_finite() && *n >= 0.0).ok_or_else(|| "expected a finite number of at least 0".to_owned())
 }
 
 fn mtp(text: &str) -> Result<MtpSetting, String> {

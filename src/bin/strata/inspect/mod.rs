@@ -20,7 +20,8 @@ use strata_core::gguf::GgufFile;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// A GGUF (any part of a split one), a safetensors folder, index or shard
-    file: PathBuf,
+    #[arg(required_unless_present = "tensors")]
+    file: Option<PathBuf>,
     /// List tensors, all or those whose names hold PATTERN (`*` stands for anything, `^` and `$` for the ends)
     #[arg(long, value_name = "PATTERN", num_args = 0..=1, default_missing_value = "")]
     tensors: Option<String>,
@@ -53,12 +54,13 @@ fn open(path: &Path) -> Result<Opened> {
 }
 
 /// Runs `strata inspect`.
-pub fn run(args: Args) -> Result<ExitCode> {
-    let opened = open(&args.file)?;
+pub fn run(mut args: Args) -> Result<ExitCode> {
+    let path = file_of(&mut args)?;
+    let opened = open(&path)?;
+    let shown = path.display().to_string();
     if let Some(other) = &args.against {
-        return compare(&args, &opened, other);
+        return compare(&args, shown, &opened, other);
     }
-    let shown = args.file.display().to_string();
     if args.tensors.is_some() || args.metadata {
         print(&lists(&args, &opened)?)?;
         return Ok(ExitCode::SUCCESS);
@@ -72,6 +74,27 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     print(&if args.json { json(&inspected.report)? } else { print::report(&inspected.report) })?;
     inspected.broken.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// The file to inspect. `--tensors FILE` reads as if FILE were the pattern; a path that is there is no pattern.
+fn file_of(args: &mut Args) -> Result<PathBuf> {
+    let given = args.file.take().filter(|file| !file.as_os_str().is_empty());
+    let is_path = |text: &str| Path::new(text).exists();
+    match (given, args.tensors.take()) {
+        (None, Some(file)) if is_path(&file) => {
+            args.tensors = Some(String::new());
+            Ok(file.into())
+        }
+        (Some(pattern), Some(file)) if is_path(&file) && !pattern.exists() => {
+            args.tensors = Some(pattern.to_string_lossy().into_owned());
+            Ok(file.into())
+        }
+        (Some(file), tensors) => {
+            args.tensors = tensors;
+            Ok(file)
+        }
+        (None, _) => Err(BadInput::new("no FILE given").hint("strata inspect FILE --tensors PATTERN").into()),
+    }
 }
 
 /// The lists that were asked for, as text or as one JSON object.
@@ -104,11 +127,24 @@ fn lists(args: &Args, opened: &Opened) -> Result<String> {
             text.push_str(&list::tensor_table(&tensors));
         }
     }
+    if args.sha256 {
+        let (parts, bytes) = match opened {
+            Opened::Gguf(file) => (file.paths().to_vec(), file.total_bytes()),
+            Opened::Checkpoint(c) => {
+                ((0..c.shard_count()).map(|s| c.shard_path(s).to_path_buf()).collect(), c.total_bytes())
+            }
+        };
+        let hashes = hash::files(&parts, bytes)?;
+        for hash in &hashes {
+            text.push_str(&format!("sha256  {}  {}\n", hash.sha256, hash.file.display()));
+        }
+        object.insert("sha256".into(), serde_json::to_value(hashes)?);
+    }
     if args.json { json(&object) } else { Ok(text) }
 }
 
-fn compare(args: &Args, opened: &Opened, other: &Path) -> Result<ExitCode> {
-    let (a, b) = (args.file.display().to_string(), other.display().to_string());
+fn compare(args: &Args, a: String, opened: &Opened, other: &Path) -> Result<ExitCode> {
+    let b = other.display().to_string();
     let comparison = match (opened, &open(other)?) {
         (Opened::Gguf(x), Opened::Gguf(y)) => against::two_ggufs(x, y),
         (Opened::Gguf(x), Opened::Checkpoint(y)) => against::with_checkpoint(x, &b, y).map_err(BadInput::new)?,

@@ -27,6 +27,9 @@ pub fn report(r: &Report) -> String {
     .flatten()
     .collect();
     line("size", size.join(" · "));
+    if let Some(rest) = &r.not_opened {
+        line("not here", rest.clone());
+    }
     if let Some(imatrix) = &r.model.imatrix {
         line("quantized", format!("with the importance matrix {imatrix}"));
     }
@@ -95,6 +98,10 @@ fn mtp(m: &MtpReport, line: &mut impl FnMut(&str, String)) {
     match m.state {
         MtpState::Complete => line("MTP head", format!("complete: {held}")),
         MtpState::Absent => line("MTP head", "not in this file".into()),
+        MtpState::NotOpened if m.tensors == 0 => line("MTP head", "not in the files that were opened".into()),
+        MtpState::NotOpened => {
+            line("MTP head", format!("in part: {held}; the rest is not in the files that were opened"))
+        }
         MtpState::Lost => line("MTP head", "lost: the metadata promises it, but none of its tensors are there".into()),
         MtpState::Incomplete => {
             line("MTP head", format!("INCOMPLETE: {held}"));

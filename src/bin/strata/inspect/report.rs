@@ -1,5 +1,6 @@
 //! What a person wants to know about a model file, as one value that the table and `--json` both print.
 
+use super::print;
 use super::schema::{self, Held};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -8,6 +9,7 @@ use strata_core::checkpoint::Checkpoint;
 use strata_core::convert::{HfConfig, Mixer, names};
 use strata_core::gguf::{GgufFile, Value};
 use strata_core::model::{ARCHITECTURE, LayerKind, ModelConfig, ModelError};
+use strata_kernels::format::TensorType;
 
 /// Everything `strata inspect` says about a file.
 #[derive(Serialize)]
@@ -22,6 +24,9 @@ pub struct Report {
     pub bytes: u64,
     /// Tensors in all files.
     pub tensors: usize,
+    /// What belongs to the checkpoint and is not counted here, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_opened: Option<String>,
     /// Weights in all tensors.
     pub weights: u64,
     /// Bits per weight over all tensors.
@@ -58,7 +63,7 @@ pub struct Identity {
     pub name: Option<String>,
     /// `general.size_label`, e.g. `35B-A3B`.
     pub size_label: Option<String>,
-    /// `general.file_type` in words, e.g. `Q4_K_M`.
+    /// `general.file_type` in words, e.g. `Q4_K_M`, or the mix that the types of the tensors show.
     pub file_type: Option<String>,
     /// Who quantized it.
     pub quantized_by: Option<String>,
@@ -167,6 +172,8 @@ pub enum MtpState {
     Absent,
     /// No tensor is there, although the metadata promises a head.
     Lost,
+    /// No tensor is there, but files that belong to the checkpoint were not opened.
+    NotOpened,
 }
 
 /// The MTP head.
@@ -227,7 +234,7 @@ pub fn of_gguf(file: &GgufFile) -> anyhow::Result<Inspected> {
     let identity = Identity {
         name: m.str_opt("general.name")?.map(str::to_string),
         size_label: m.str_opt("general.size_label")?.map(str::to_string),
-        file_type: m.u32_opt("general.file_type")?.map(file_type_name),
+        file_type: m.u32_opt("general.file_type")?.map(|id| mix_name(file, id)),
         quantized_by: m.str_opt("general.quantized_by")?.map(str::to_string),
         imatrix: m.str_opt("quantize.imatrix.file")?.map(str::to_string),
         architecture,
@@ -241,6 +248,7 @@ pub fn of_gguf(file: &GgufFile) -> anyhow::Result<Inspected> {
         parts: file.paths().to_vec(),
         bytes: file.total_bytes(),
         tensors: file.tensors().len(),
+        not_opened: None,
         weights,
         bits_per_weight: if weights == 0 { 0.0 } else { bytes as f64 * 8.0 / weights as f64 },
         metadata_keys: Some(m.len()),
@@ -323,9 +331,12 @@ fn language_model(file: &GgufFile, report: &mut Report) -> Option<anyhow::Error>
     if !has_vocabulary {
         report.runs.cannot.push("it has no vocabulary (tokenizer.ggml.tokens)".into());
     }
-    report.runs.can_run = unknown.is_empty() && has_vocabulary && broken.is_none();
+    report.runs.can_run = unknown.is_empty() && has_vocabulary && broken.is_none() && mtp.state != MtpState::Incomplete;
     if broken.is_some() {
         report.runs.cannot.push("tensors of the trunk are missing or have the wrong shape".into());
+    } else if mtp.state == MtpState::Incomplete {
+        let drop = format!("strata convert {} --drop-mtp -o WITHOUT_HEAD.gguf", file.name());
+        report.runs.cannot.push(format!("running: the MTP head is incomplete; without it the file runs: {drop}"));
     }
     if report.runs.can_run {
         report.runs.can.push(format!("strata run -m {}", file.name()));
@@ -448,12 +459,16 @@ pub fn of_checkpoint(path: &str, checkpoint: &Checkpoint) -> anyhow::Result<Insp
         parts: (0..checkpoint.shard_count()).map(|s| checkpoint.shard_path(s).to_path_buf()).collect(),
         bytes: checkpoint.total_bytes(),
         tensors: checkpoint.tensors().len(),
+        not_opened: not_opened(checkpoint),
         weights,
         bits_per_weight: if weights == 0 { 0.0 } else { bytes as f64 * 8.0 / weights as f64 },
         metadata_keys: None,
         alignment: None,
         model: Identity {
-            architecture: first("architectures").or(first("model_type")).unwrap_or("unknown").to_string(),
+            architecture: first("architectures")
+                .or(first("model_type"))
+                .unwrap_or("architecture not known (no config.json)")
+                .to_string(),
             name: checkpoint.folder().file_name().map(|n| n.to_string_lossy().into_owned()),
             ..Identity::default()
         },
@@ -468,6 +483,9 @@ pub fn of_checkpoint(path: &str, checkpoint: &Checkpoint) -> anyhow::Result<Insp
     report.runs.cannot.push("safetensors are the source of a model file, strata runs GGUF".into());
     for (shard, tensors) in checkpoint.missing_shards() {
         report.runs.cannot.push(format!("shard {shard} with {tensors} tensors is not there"));
+    }
+    if checkpoint.one_of_several() {
+        report.runs.cannot.push("converting: this is one shard of several; give the folder or its index".into());
     }
     let Some(config) = config else {
         report.runs.cannot.push("converting: there is no config.json".into());
@@ -511,7 +529,7 @@ pub fn of_checkpoint(path: &str, checkpoint: &Checkpoint) -> anyhow::Result<Insp
         out: v.out_hidden,
     });
     report.mtp = Some(mtp);
-    if checkpoint.missing_shards().is_empty() {
+    if report.not_opened.is_none() {
         report.runs.can.push(format!("strata convert {path} -o MODEL.gguf"));
     }
     Ok(Inspected { report, broken: None })
@@ -529,7 +547,9 @@ fn mtp_of_checkpoint(checkpoint: &Checkpoint, hf: &HfConfig) -> MtpReport {
             missing.push(e.hf_names[0].clone());
         }
     }
+    let elsewhere = absent > 0 || checkpoint.one_of_several();
     let state = match (there.is_empty(), missing.is_empty()) {
+        (_, false) if elsewhere => MtpState::NotOpened,
         (true, _) if layers > 0 => MtpState::Lost,
         (true, _) => MtpState::Absent,
         (false, true) => MtpState::Complete,
@@ -547,9 +567,25 @@ fn mtp_of_checkpoint(checkpoint: &Checkpoint, hf: &HfConfig) -> MtpReport {
             .collect(),
         missing,
         wrong_shape: Vec::new(),
-        restore: (state != MtpState::Complete)
+        restore: (state != MtpState::Complete && !checkpoint.one_of_several())
             .then(|| "get the shards that the original model.safetensors.index.json names for 'mtp.*'".into()),
     }
+}
+
+/// What of a checkpoint was not opened.
+fn not_opened(checkpoint: &Checkpoint) -> Option<String> {
+    if checkpoint.one_of_several() {
+        return Some("this is one shard of several: the others were not opened (inspect the folder)".into());
+    }
+    let absent = checkpoint.absent_tensors().count();
+    let size = checkpoint.indexed_bytes().map(|n| format!(" of {}", print::bytes(n))).unwrap_or_default();
+    let shards = checkpoint.missing_shards().len();
+    (absent > 0).then(|| {
+        format!(
+            "the index{size} names {} further tensors in {shards} shards that are not here",
+            print::grouped(absent as u64)
+        )
+    })
 }
 
 /// Sums tensors by type, most bytes first.
@@ -576,6 +612,21 @@ fn type_shares<'a>(tensors: impl Iterator<Item = (&'a str, Option<bool>, u64, u6
     }
     shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
     shares
+}
+
+/// The name of the mix. There is no `general.file_type` for the UD mixes, which carry the number of the plain one they come
+/// closest to; what tells them apart is that the dense parts are Q8_0 and only the experts have fewer bits.
+fn mix_name(file: &GgufFile, id: u32) -> String {
+    let name = file_type_name(id);
+    let all = |part: &str, ty: TensorType| {
+        let mut of_part = file.tensors().iter().filter(|t| t.name.ends_with(part)).map(|t| t.ty).peekable();
+        of_part.peek().is_some() && of_part.all(|t| t == ty)
+    };
+    let dense = ["attn_qkv.weight", "attn_output.weight", "ssm_out.weight"];
+    if name == "Q4_K_M" && dense.iter().all(|part| all(part, TensorType::Q8_0)) {
+        return "UD-Q4_K_XL (marked as Q4_K_M)".to_string();
+    }
+    name
 }
 
 /// llama.cpp's names of `general.file_type`.

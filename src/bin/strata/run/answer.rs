@@ -73,7 +73,7 @@ pub fn collect(
     shown: Shown,
     interrupt: &Interrupt,
 ) -> Result<Answer> {
-    let mut printer = Printer { shown, dim: false, at_line_start: true };
+    let mut printer = Printer { shown, part: Part::Nothing, at_line_start: true };
     let mut parser = (!raw).then(|| OutputParser::new(OutputMode { starts_in_reasoning, ..OutputMode::default() }));
     let (mut text, mut reasoning, mut ids) = (String::new(), String::new(), Vec::new());
     let mut take = |pieces: Vec<Piece>, printer: &mut Printer| -> Result<()> {
@@ -122,19 +122,27 @@ pub fn collect(
     Ok(Answer { text, reasoning, ids, reason, stats, interrupted })
 }
 
-/// Writes the parts of an answer to stdout.
+/// Which part of an answer was printed last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Nothing,
+    Reasoning,
+    Text,
+}
+
+/// Writes the parts of an answer to stdout. Reasoning is dim on a terminal and between `<think>` and `</think>` elsewhere.
 struct Printer {
     shown: Shown,
-    dim: bool,
+    part: Part,
     at_line_start: bool,
 }
 
 impl Printer {
     fn reasoning(&mut self, part: &str) -> Result<()> {
         let Shown::WithReasoning { dimmed } = self.shown else { return Ok(()) };
-        if dimmed && !self.dim {
-            self.dim = true;
-            self.write("\x1b[2m")?;
+        if self.part != Part::Reasoning {
+            self.part = Part::Reasoning;
+            self.write(if dimmed { "\x1b[2m" } else { "<think>\n" })?;
         }
         self.write(part)
     }
@@ -143,11 +151,23 @@ impl Printer {
         if self.shown == Shown::Nothing {
             return Ok(());
         }
-        if self.dim {
-            self.dim = false;
-            self.write("\x1b[0m")?;
-        }
+        self.end_reasoning(true)?;
+        self.part = Part::Text;
         self.write(part)
+    }
+
+    /// Closes reasoning that was shown; `text_follows` after a blank line.
+    fn end_reasoning(&mut self, text_follows: bool) -> Result<()> {
+        let Shown::WithReasoning { dimmed } = self.shown else { return Ok(()) };
+        if self.part != Part::Reasoning {
+            return Ok(());
+        }
+        self.part = Part::Nothing;
+        if !self.at_line_start {
+            self.write("\n")?;
+        }
+        self.write(if dimmed { "\x1b[0m" } else { "</think>\n" })?;
+        if text_follows { self.write("\n") } else { Ok(()) }
     }
 
     fn write(&mut self, part: &str) -> Result<()> {
@@ -161,9 +181,7 @@ impl Printer {
     }
 
     fn end(&mut self) -> Result<()> {
-        if self.dim {
-            self.write("\x1b[0m")?;
-        }
+        self.end_reasoning(false)?;
         if self.shown != Shown::Nothing && !self.at_line_start {
             self.write("\n")?;
         }

@@ -21,6 +21,9 @@ use strata_core::engine::{Engine, EngineHandle, EngineOptions, Prompt, Request};
 use strata_core::text::{Specials, TemplateInput, encode_chat};
 use strata_core::vision::{PictureReader, PictureRows};
 
+/// Rows of context unless told otherwise.
+const DEFAULT_CONTEXT: usize = 4096;
+
 /// Arguments of `strata run`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -55,9 +58,9 @@ pub struct Args {
     /// Most tokens to generate [default: up to the end of the context]
     #[arg(short, long, visible_alias = "predict", value_name = "N", allow_negative_numbers = true)]
     n_predict: Option<i64>,
-    /// Context in tokens; 0 takes what the model was trained for
-    #[arg(short, long, value_name = "N", default_value_t = 4096)]
-    ctx_size: usize,
+    /// Context in tokens; 0 takes what the model was trained for [default: 4096, or that where it is less]
+    #[arg(short, long, value_name = "N")]
+    ctx_size: Option<usize>,
     /// Rows of a prompt chunk
     #[arg(long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, value_parser = settings::positive)]
     prefill: usize,
@@ -100,9 +103,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         true => None,
         false => loaded.picture_reader(&args.vision, args.model.threads())?,
     };
+    args.drafts.check_head(&loaded.model, loaded.file.name())?;
+    let trained = loaded.model.config().context;
     let ctx = match args.ctx_size {
-        0 => loaded.model.config().context,
-        n => n,
+        None => DEFAULT_CONTEXT.min(trained),
+        Some(0) => trained,
+        Some(n) => n,
     };
     let options = EngineOptions {
         slots: 1,
@@ -141,6 +147,12 @@ impl Session {
             println_json(&answer.json(&self.loaded))?;
         } else if !self.args.quiet {
             eprintln!("{}", summary::line(&answer, &self.loaded.model));
+        }
+        if shown == Shown::Text && answer.text.is_empty() && !answer.reasoning.is_empty() && !answer.interrupted {
+            eprintln!(
+                "strata: all {} tokens were reasoning, which is not shown here (--show-thinking shows it, --think no answers at once)",
+                answer.ids.len()
+            );
         }
         Ok(if answer.interrupted { ExitCode::from(crate::cli::failure::INTERRUPTED) } else { ExitCode::SUCCESS })
     }

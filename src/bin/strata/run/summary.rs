@@ -51,7 +51,12 @@ pub fn line(answer: &Answer, model: &Model) -> String {
         per_second(f.decode_rate)
     );
     if let (Some(rate), Some(share)) = (f.gigabytes_per_s, f.bandwidth_share) {
-        line += &format!("; {rate:.2} GB/s, {:.0}% of memory bandwidth", share * 100.0);
+        // More than memory gives comes from the caches of the processor: the weights are that small.
+        let of_memory = match share {
+            share if share > 1.0 => "from cache (more than the memory bandwidth)".to_owned(),
+            share => format!("{:.0}% of memory bandwidth", share * 100.0),
+        };
+        line += &format!("; {rate:.2} GB/s, {of_memory}");
     }
     if let Some(acceptance) = stats.acceptance() {
         line += &format!(
