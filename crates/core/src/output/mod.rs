@@ -141,10 +141,6 @@ pub fn check_append(path: &Path, inputs: &[&Path]) -> Result<(), OutputError> {
 
 /// Where an output named `path` goes: the file behind a link. Refuses what a finished file must not be renamed over.
 fn target_of(path: &Path) -> Result<PathBuf, OutputError> {
-    let named_as_folder = path.as_os_str().as_encoded_bytes().ends_with(b"/");
-    if path.file_name().is_none() || (named_as_folder && !path.exists()) {
-        return Err(OutputError::NoName { path: path.to_path_buf() });
-    }
     let target = match path.symlink_metadata() {
         Ok(meta) if meta.is_symlink() => {
             std::fs::canonicalize(path).map_err(OutputError::io(path, "follow the link that is there"))?
@@ -159,6 +155,9 @@ fn target_of(path: &Path) -> Result<PathBuf, OutputError> {
         Ok(meta) if meta.permissions().readonly() => {
             let source = std::io::Error::new(ErrorKind::PermissionDenied, "it is write-protected");
             Err(OutputError::io(path, "replace the file that is there")(source))
+        }
+        Err(_) if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+            Err(OutputError::NoName { path: path.to_path_buf() })
         }
         _ => Ok(target),
     }
