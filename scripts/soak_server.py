@@ -23,6 +23,7 @@ parser.add_argument("url", nargs="?", default="http://127.0.0.1:8080")
 parser.add_argument("--minutes", type=float, default=30)
 parser.add_argument("--clients", type=int, default=12)
 parser.add_argument("--seed", type=int, default=1)
+parser.add_argument("--growth-mib", type=float, default=8, help="growth of memory after warming up that is allowed (or 2 %%)")
 parser.add_argument("--json", action="store_true")
 args = parser.parse_args()
 where = urllib.parse.urlparse(args.url)
@@ -147,6 +148,12 @@ def metrics():
     return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if not line.startswith("#")}
 
 
+def memory_mib():
+    """Memory of the process less the evicted states it keeps on purpose (--cache-ram)."""
+    now = metrics()
+    return now["process_resident_memory_bytes"] / 2**20, now["strata:cache_ram_bytes"] / 2**20
+
+
 rng = random.Random(args.seed)
 pool = make_pool(rng)
 solo = []
@@ -224,15 +231,39 @@ for thread in threads:
     thread.start()
 memory = []
 while any(t.is_alive() for t in threads):
-    time.sleep(min(10, max(0.5, args.minutes * 60 / 40)))
-    memory.append(metrics()["process_resident_memory_bytes"] / 2**20)
-    print(f"{counts} memory {memory[-1]:.0f} MiB problems {len(problems)}", file=sys.stderr)
+    time.sleep(min(10, max(0.5, args.minutes * 60 / 60)))
+    memory.append(memory_mib())
+    resident, cached = memory[-1]
+    print(f"{counts} memory {resident:.0f} MiB, {cached:.0f} of them evicted states; problems {len(problems)}", file=sys.stderr)
 for thread in threads:
     thread.join()
-# The first quarter fills slots and caches.
-settled = memory[len(memory) // 4:]
-growth = max(settled[-3:]) - min(settled[:3]) if len(settled) > 6 else 0.0
-result = {**counts, "problems": len(problems), "memory_mib": [round(m) for m in memory[:: max(1, len(memory) // 20)]],
-          "growth_after_first_quarter_mib": round(growth, 1)}
-print(json.dumps(result) if args.json else result)
-sys.exit(1 if problems or counts["equal"] != counts["answers"] else 0)
+
+
+def middle(values):
+    return sorted(values)[len(values) // 2]
+
+
+# The first third fills slots, checkpoints and caches. What grows after it, evicted states apart, is a leak: the middle third
+# against the last one, so that single peaks do not count.
+own = [resident - cached for resident, cached in memory]
+third = max(1, len(own) // 3)
+warm, end = middle(own[third:2 * third] or own), middle(own[-third:])
+allowed = max(args.growth_mib, warm * 0.02)
+mismatches = counts["answers"] - counts["equal"]
+failures = len(problems) - mismatches
+verdict = {"errors": failures == 0, "mismatches": mismatches == 0, "memory": end - warm <= allowed}
+result = {**counts, "errors": failures, "mismatches": mismatches, "memory_start_mib": round(own[0]), "memory_warm_mib": round(warm),
+          "memory_end_mib": round(end), "memory_allowed_growth_mib": round(allowed, 1),
+          "cache_ram_mib": round(memory[-1][1]), "passed": all(verdict.values())}
+if args.json:
+    print(json.dumps(result))
+else:
+    word = {True: "ok", False: "FAILED"}
+    print(f"answers    {counts['answers']} ({counts['left']} hung up, {counts['bad']} bad requests, {counts['busy']} told to come back)")
+    print(f"errors     {failures}: {word[verdict['errors']]}")
+    print(f"mismatches {mismatches} of {counts['answers']} against solo answers: {word[verdict['mismatches']]}")
+    print(f"memory     {own[0]:.0f} MiB at first, {warm:.0f} warm (middle third), {end:.0f} at the end (last third); "
+          f"growth {end - warm:+.1f}, allowed {allowed:.1f}: {word[verdict['memory']]}")
+    print(f"           beside {memory[-1][1]:.0f} MiB of evicted states, which --cache-ram bounds")
+    print("PASSED" if result["passed"] else "FAILED")
+sys.exit(0 if result["passed"] else 1)

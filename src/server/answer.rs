@@ -396,6 +396,8 @@ pub fn timings(stats: &RequestStats) -> Value {
         "predicted_ms": stats.decode_s * 1e3,
         "predicted_per_token_ms": per(stats.generated, stats.decode_s),
         "predicted_per_second": rate(stats.generated.saturating_sub(1), stats.decode_s),
+        "longest_chunk_ms": stats.longest_chunk_s * 1e3,
+        "longest_pause_ms": stats.longest_pause_s * 1e3,
         "draft_n": stats.drafted,
         "draft_n_accepted": stats.accepted,
     })

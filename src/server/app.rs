@@ -8,7 +8,7 @@ use super::random;
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use strata_core::engine::EngineHandle;
 use strata_core::text::{ChatTemplate, GrammarEnv, Tokenizer};
 use strata_core::vision::PictureReader;
@@ -28,6 +28,8 @@ pub struct Settings {
     pub loopback: bool,
     /// Largest request body in bytes.
     pub max_body: usize,
+    /// Longest time for the head of a request, and for a body before its speed counts.
+    pub read_timeout: Duration,
     /// Sampling where a request says nothing.
     pub defaults: SamplingDefaults,
     /// Where pictures may come from.
@@ -49,6 +51,7 @@ impl Default for Settings {
             allowed_hosts: Vec::new(),
             loopback: true,
             max_body: 64 << 20,
+            read_timeout: Duration::from_secs(30),
             defaults: SamplingDefaults::default(),
             pictures: PicturePolicy::default(),
             thinking: None,

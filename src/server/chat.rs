@@ -41,6 +41,7 @@ const CHAT_FIELDS: &[Field] = &[
         "\"none\" turns thinking off",
     ),
     field("thinking_budget", Kind::Integer(0, 1 << 40), "Most tokens of thinking"),
+    field("reasoning_budget", Kind::Integer(-1, 1 << 40), "The same as thinking_budget; -1 is no limit"),
     field(
         "reasoning_format",
         Kind::Choice(&["none", "auto", "deepseek", "deepseek-legacy"]),
@@ -73,8 +74,12 @@ pub fn read(app: &App, fields: &Fields) -> Result<ChatRequest, ApiError> {
     if let Some(n) = fields.integer("max_completion_tokens") {
         set_max_tokens(&mut generation.sampling, "max_completion_tokens", n)?;
     }
-    generation.thinking_budget = fields.integer("thinking_budget").map(|n| n as usize);
+    let budget = fields.integer("thinking_budget").or(fields.integer("reasoning_budget"));
+    generation.thinking_budget = budget.and_then(|n| usize::try_from(n).ok());
     let mut chat = ChatRequest::new(app, generation);
+    if budget == Some(-1) {
+        chat.generation.thinking_budget = None;
+    }
     read_thinking(fields, &mut chat)?;
     chat.tools = read_tools(fields.list("tools"), |tool| match tool.text("type")?.unwrap_or("function") {
         "function" => read_tool(&Nested::new(tool.at("function"), tool.need("function")?)?, "parameters"),
@@ -355,7 +360,7 @@ fn stream_chunks(rendering: Rendering, answer: Answer) -> Response {
                 return vec![Frame::data(last)];
             }
             Output::Failed(message) => {
-                return vec![Frame::data(ApiError::internal(message).body(Dialect::OpenAi))];
+                return vec![Frame::data(work::failed(&message).body(Dialect::OpenAi))];
             }
         };
         let tokens = std::mem::take(&mut waiting[index]);

@@ -26,7 +26,11 @@ const FIELDS: &[Field] = &[
     field("best_of", Kind::Integer(1, MAX_CHOICES as i64), "Must equal n"),
     field("echo", Kind::Flag, "Put the prompt before the answer"),
     field("suffix", Kind::Text, "Refused: this model does not fill in the middle"),
-    field("logprobs", Kind::Integer(0, 20), "Report log-probabilities with so many alternatives per token"),
+    field(
+        "logprobs",
+        Kind::Integer(0, 20),
+        "Report log-probabilities of the answer's tokens with so many alternatives each; offsets count an echoed prompt",
+    ),
     field("stream", Kind::Flag, "Send server-sent events"),
     field("stream_options", Kind::Object, "{\"include_usage\": true} adds a last chunk with token counts"),
     field("special_tokens", Kind::Flag, "false reads special tokens in a text prompt as plain text (default true)"),
@@ -111,7 +115,7 @@ fn requests(service: &Service, asked: &Completion) -> Result<Vec<(Request, Readi
     let mut all = Vec::new();
     for prompt in &asked.prompts {
         let ids = match prompt {
-            RawPrompt::Text(text) => service.tokenizer.encode(text, specials).map_err(text_error)?,
+            RawPrompt::Text(text) => service.tokenizer.encode_up_to(text, specials, service.engine.ctx()).map_err(text_error)?,
             RawPrompt::Tokens(ids) => {
                 let size = service.tokenizer.vocab_size();
                 if let Some(id) = ids.iter().find(|&&id| id as usize >= size) {
@@ -139,6 +143,8 @@ struct Rendering {
     n: usize,
     include_usage: bool,
     logprobs: bool,
+    /// Characters put before the answers of each prompt (0 without `echo`).
+    echoed: Vec<usize>,
 }
 
 impl Rendering {
@@ -177,7 +183,8 @@ impl Rendering {
 
     fn whole(&self, all: &Collected) -> Value {
         let choice = |(index, c): (usize, &Choice)| {
-            let logprobs = self.logprobs(&c.tokens, &mut 0);
+            let mut offset = self.echoed.get(index / self.n).copied().unwrap_or(0);
+            let logprobs = self.logprobs(&c.tokens, &mut offset);
             self.choice(index, &c.text(), logprobs, c.finish.as_ref().map(finish_reason))
         };
         let mut object = self.object(all.choices.iter().enumerate().map(choice).collect());
@@ -203,8 +210,12 @@ pub async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Res
         n: asked.generation.n,
         include_usage,
         logprobs: asked.generation.logprobs.is_some(),
+        echoed: Vec::new(),
     };
     let requests = work::blocking(&app, move |_, service| requests(service, &asked)).await?;
+    let echoes = requests.iter().step_by(rendering.n).map(|(_, reading)| reading.echo.as_deref());
+    let echoed = echoes.map(|echo| echo.map_or(0, |text| text.chars().count())).collect();
+    let rendering = Rendering { echoed, ..rendering };
     let answer = work::submit(&app, requests, "completion")?;
     if fields.flag("stream").unwrap_or(false) {
         return Ok(stream_chunks(rendering, answer));
@@ -218,7 +229,8 @@ fn stream_chunks(rendering: Rendering, answer: Answer) -> Response {
     let count = answer.count;
     let mut all = Collected::new(count);
     let mut waiting: Vec<Vec<TokenReport>> = vec![Vec::new(); count];
-    let mut offsets = vec![0; count];
+    let mut offsets: Vec<usize> =
+        (0..count).map(|index| rendering.echoed.get(index / rendering.n).copied().unwrap_or(0)).collect();
     stream_answer(answer, Vec::new(), move |event| {
         let Some((index, output)) = event else {
             let mut last = Vec::new();
@@ -248,7 +260,7 @@ fn stream_chunks(rendering: Rendering, answer: Answer) -> Response {
                 last["timings"] = timings(&finish.stats);
                 vec![Frame::data(last)]
             }
-            Output::Failed(message) => vec![Frame::data(ApiError::internal(message).body(Dialect::OpenAi))],
+            Output::Failed(message) => vec![Frame::data(work::failed(&message).body(Dialect::OpenAi))],
             Output::Started { .. } | Output::Piece(_) => Vec::new(),
         }
     })

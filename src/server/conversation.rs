@@ -6,6 +6,7 @@
 use super::error::{ApiError, kind_of};
 use super::form::{Kind, Nested};
 use super::pictures::PictureSource;
+use super::tool_schema::check_parameters;
 use serde_json::{Map, Value, json};
 
 /// Most messages of a conversation.
@@ -258,7 +259,10 @@ pub fn read_tool(tool: &Nested, schema: &str) -> Result<Tool, ApiError> {
     let name = read_tool_name(&tool.at("name"), tool.need_text("name")?)?;
     let description = tool.text("description")?.map(str::to_owned);
     let parameters = match tool.checked(schema, Kind::Object)? {
-        Some(schema) => schema.clone(),
+        Some(found) => {
+            check_parameters(&tool.at(schema), found)?;
+            found.clone()
+        }
         None => json!({"type": "object", "properties": {}}),
     };
     Ok(Tool { name, description, parameters })

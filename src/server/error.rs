@@ -34,7 +34,7 @@ pub struct ApiError {
     pub message: String,
     /// The field at fault, as a path such as `messages[2].content`.
     pub param: Option<String>,
-    /// A machine-readable reason, e.g. `context_length_exceeded`.
+    /// A machine-readable reason, e.g. `context_length_exceeded`; null in OpenAI's shape where there is none.
     pub code: Option<&'static str>,
     /// Seconds after which trying again makes sense (`Retry-After`).
     pub retry_after: Option<u32>,
@@ -84,7 +84,6 @@ impl ApiError {
             403 => "permission_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
-            501 => "not_supported_error",
             503 => "unavailable_error",
             400..=499 => "invalid_request_error",
             _ => "server_error",
@@ -112,7 +111,7 @@ impl ApiError {
                 "message": self.message,
                 "type": self.openai_type(),
                 "param": self.param,
-                "code": self.code.map_or_else(|| json!(self.status.as_u16()), |c| json!(c)),
+                "code": self.code,
             }}),
             Dialect::Anthropic => {
                 json!({"type": "error", "error": {"type": self.anthropic_type(), "message": self.message}})
@@ -166,6 +165,9 @@ mod tests {
         let openai = error.body(Dialect::OpenAi);
         assert_eq!(openai["error"]["param"], "messages[1].role");
         assert_eq!(openai["error"]["type"], "invalid_request_error");
+        assert_eq!(openai["error"]["code"], Value::Null);
+        let coded = ApiError::bad_request("x").with_code("queue_full").body(Dialect::OpenAi);
+        assert_eq!(coded["error"]["code"], "queue_full");
         let anthropic = error.body(Dialect::Anthropic);
         assert_eq!(anthropic["type"], "error");
         assert!(anthropic["error"]["message"].as_str().unwrap().contains("`messages[1].role`"));

@@ -7,16 +7,17 @@
 
 use super::app::App;
 use super::error::{ApiError, Dialect};
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::Response;
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt};
 use sha2::{Digest, Sha256};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 use subtle::ConstantTimeEq;
 
 /// Paths that need no key: what a browser or a load balancer asks before it can send one.
@@ -28,12 +29,15 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
     let method = request.method().clone();
     let dialect = Dialect::of(&path);
     let origin = request.headers().get(ORIGIN).cloned();
-    let mut response = match admit(&app, &path, &method, request.headers()) {
+    let mut response = match admit(&app, request.uri(), &method, request.headers()) {
         Err(error) => error.render(dialect),
         Ok(()) if method == Method::OPTIONS => preflight(),
-        Ok(()) => match AssertUnwindSafe(next.run(request)).catch_unwind().await {
-            Ok(response) => shape(response, dialect, &path),
-            Err(_) => ApiError::internal("a fault in the server ended this request").render(dialect),
+        Ok(()) => match receive(request, app.settings.max_body, app.settings.read_timeout).await {
+            Err(error) => error.render(dialect),
+            Ok(request) => match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+                Ok(response) => shape(response, dialect, &path),
+                Err(_) => ApiError::internal("a fault in the server ended this request").render(dialect),
+            },
         },
     };
     if let Some(allowed) = origin.filter(|o| cors_allows(&app, o)) {
@@ -47,6 +51,47 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
         eprintln!("{method} {} {}", printable(&path), status.as_u16());
     }
     response
+}
+
+/// Fewest bytes per second a body must come at once its patience is used up.
+const SLOWEST_BODY: f64 = 16.0 * 1024.0;
+
+/// Receives the whole body, of at most `limit` bytes: a client that announces more is refused before it sends anything, and one
+/// that stops sending, or sends a byte now and then, is let go.
+async fn receive(request: Request, limit: usize, patience: Duration) -> Result<Request, ApiError> {
+    let announced = request.headers().get(CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
+    let (head, body) = request.into_parts();
+    let start = tokio::time::Instant::now();
+    let mut frames = body.into_data_stream();
+    if announced.is_some_and(|n| n > limit as u64) {
+        return Err(too_large(frames, start + patience).await);
+    }
+    let mut received = Vec::new();
+    loop {
+        let deadline = start + patience + Duration::from_secs_f64(received.len() as f64 / SLOWEST_BODY);
+        match tokio::time::timeout_at(deadline, frames.next()).await {
+            Err(_) => return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the request body came too slowly")),
+            Ok(None) => return Ok(Request::from_parts(head, Body::from(received))),
+            Ok(Some(Err(_))) => return Err(ApiError::bad_request("the request body ended too early")),
+            Ok(Some(Ok(frame))) if received.len() + frame.len() > limit => {
+                return Err(too_large(frames, start + patience).await);
+            }
+            Ok(Some(Ok(frame))) => received.extend_from_slice(&frame),
+        }
+    }
+}
+
+/// Drops what else comes of a body before it is refused, for as long as it comes without a pause: a client that is still sending
+/// would find the connection closed and never read the refusal.
+async fn too_large(mut frames: BodyDataStream, deadline: tokio::time::Instant) -> ApiError {
+    const PAUSE: Duration = Duration::from_millis(300);
+    while tokio::time::Instant::now() < deadline {
+        match tokio::time::timeout(PAUSE, frames.next()).await {
+            Ok(Some(Ok(_))) => {}
+            _ => break,
+        }
+    }
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large")
 }
 
 /// A path as it may go to a terminal.
@@ -78,14 +123,15 @@ fn shape(mut response: Response, dialect: Dialect, path: &str) -> Response {
     shaped
 }
 
-fn admit(app: &App, path: &str, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+fn admit(app: &App, uri: &Uri, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
     let forbidden = |message: String| Err(ApiError::new(StatusCode::FORBIDDEN, message));
-    let host = headers.get(HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
-    if app.settings.loopback
-        && !host.is_empty()
-        && !is_local(host)
-        && !app.settings.allowed_hosts.iter().any(|h| same_host(h, host))
-    {
+    let path = uri.path();
+    let host = host_header(uri, headers)?;
+    let name = host_name(host).ok_or_else(|| {
+        ApiError::bad_request(format!("the Host header is not a name and a port: {}", printable(host)))
+    })?;
+    let named = |allowed: &String| allowed.eq_ignore_ascii_case(host) || allowed.eq_ignore_ascii_case(name);
+    if app.settings.loopback && !is_local(name) && !app.settings.allowed_hosts.iter().any(named) {
         return forbidden(format!(
             "this server answers to localhost only, not to the name {} (--allowed-host)",
             printable(host)
@@ -109,19 +155,36 @@ fn admit(app: &App, path: &str, method: &Method, headers: &HeaderMap) -> Result<
     Ok(())
 }
 
-fn host_name(host: &str) -> &str {
-    match host.strip_prefix('[') {
-        Some(v6) => v6.split(']').next().unwrap_or_default(),
-        None => host.split(':').next().unwrap_or_default(),
+/// The one `Host` of a request. A proxy-style request line must name the same.
+fn host_header<'a>(uri: &Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError> {
+    let mut all = headers.get_all(HOST).iter();
+    let host = all.next().and_then(|h| h.to_str().ok()).unwrap_or_default();
+    if all.next().is_some() {
+        return Err(ApiError::bad_request("the request has more than one Host header"));
     }
+    if uri.authority().is_some_and(|a| !a.as_str().eq_ignore_ascii_case(host)) {
+        return Err(ApiError::bad_request("the request line and the Host header name different hosts"));
+    }
+    if host.is_empty() { Err(ApiError::bad_request("the request has no Host header")) } else { Ok(host) }
 }
 
-fn same_host(allowed: &str, host: &str) -> bool {
-    allowed.eq_ignore_ascii_case(host) || allowed.eq_ignore_ascii_case(host_name(host))
+/// The name in `name`, `name:port`, `[v6]` or `[v6]:port`; `None` for anything else.
+fn host_name(host: &str) -> Option<&str> {
+    let (name, rest) = match host.strip_prefix('[') {
+        Some(v6) => {
+            let (address, rest) = v6.split_once(']')?;
+            address.parse::<std::net::Ipv6Addr>().ok()?;
+            (address, rest)
+        }
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let is_port = |port: &str| port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    let port_fits = rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port);
+    let is_name = |c: char| c.is_alphanumeric() || "-._:%".contains(c);
+    (port_fits && !name.is_empty() && name.chars().all(is_name)).then_some(name)
 }
 
-fn is_local(host: &str) -> bool {
-    let name = host_name(host);
+fn is_local(name: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok_and(|a| a.is_loopback())
 }
 
@@ -167,8 +230,14 @@ mod tests {
     use super::*;
 
     fn admitted(settings: Settings, path: &str, headers: &[(&'static str, &str)]) -> Result<(), u16> {
-        let map = headers.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
-        admit(&App::new(settings), path, &Method::POST, &map).map_err(|e| e.status.as_u16())
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, value.parse().unwrap());
+        }
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            map.insert(HOST, HeaderValue::from_static("localhost"));
+        }
+        admit(&App::new(settings), &path.parse().unwrap(), &Method::POST, &map).map_err(|e| e.status.as_u16())
     }
 
     #[test]
@@ -180,6 +249,26 @@ mod tests {
         for host in ["evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1"] {
             assert_eq!(admitted(local(), "/v1/models", &[("host", host)]), Err(403), "{host}");
         }
+        for host in [
+            "",
+            ":80",
+            "localhost:",
+            "localhost:80:80",
+            "localhost:http",
+            "localhost:99999",
+            "localhost:+80",
+            "[::1]evil.example",
+            "[::1",
+            "[localhost]",
+            "user@localhost",
+            "localhost/x",
+        ] {
+            assert_eq!(admitted(local(), "/v1/models", &[("host", host)]), Err(400), "{host}");
+        }
+        let twice = [("host", "localhost"), ("host", "localhost")];
+        assert_eq!(admitted(local(), "/v1/models", &twice), Err(400));
+        assert_eq!(admitted(local(), "http://evil.example/v1/models", &[("host", "localhost")]), Err(400));
+        assert_eq!(admitted(local(), "http://localhost/v1/models", &[("host", "localhost")]), Ok(()));
         let named = Settings { allowed_hosts: vec!["box.lan".into()], ..Settings::default() };
         assert_eq!(admitted(named, "/v1/models", &[("host", "box.lan:8080")]), Ok(()));
         let open = Settings { loopback: false, ..Settings::default() };

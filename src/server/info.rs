@@ -125,8 +125,7 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 /// `POST /v1/embeddings`
 pub async fn embeddings() -> ApiError {
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, "this server generates text; it has no embedding model")
-        .with_code("not_supported")
+    ApiError::bad_request("embeddings are not supported: this server generates text").with_code("not_supported")
 }
 
 /// `POST /tokenize`
@@ -168,7 +167,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json
 pub async fn apply_template(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let request = chat::read(&app, &chat::FORM.read(&body)?)?;
     work::blocking(&app, move |app, service| {
-        let ready = chat_prompt(app, service, &request)?;
+        let ready = chat_prompt(app, service, &request, usize::MAX)?;
         Ok(Json(json!({"prompt": ready.text, "tokens": ready.prompt.rows()})))
     })
     .await

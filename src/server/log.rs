@@ -2,6 +2,7 @@
 
 use super::answer::Finish;
 use std::time::Instant;
+use strata_core::engine::FinishReason;
 
 /// Collects what a generating request's line says; written when dropped, also when the client went away.
 pub struct RequestLog {
@@ -40,7 +41,7 @@ impl RequestLog {
         let end = match (&self.failure, self.finishes.last()) {
             (Some(message), _) => format!("failed: {message}"),
             (None, _) if self.open > 0 => "client gone".to_owned(),
-            (None, Some(finish)) => format!("{:?}", finish.reason),
+            (None, Some(finish)) => ending(&finish.reason).to_owned(),
             (None, None) => "done".to_owned(),
         };
         let mut line = format!(
@@ -55,6 +56,19 @@ impl RequestLog {
             line += &format!(", drafts {accepted}/{drafted}");
         }
         format!("{line}, {end}")
+    }
+}
+
+/// How an answer ended, in words.
+fn ending(reason: &FinishReason) -> &'static str {
+    match reason {
+        FinishReason::EndToken(_) => "ended",
+        FinishReason::StopString(_) => "stop string",
+        FinishReason::GrammarEnd => "form complete",
+        FinishReason::Length => "token limit",
+        FinishReason::ContextFull => "context full",
+        FinishReason::Cancelled => "cancelled",
+        FinishReason::Stopping => "cut off by the stopping server",
     }
 }
 

@@ -203,7 +203,7 @@ fn moved(error: ApiError, path: &str, i: usize) -> ApiError {
 /// `POST /v1/messages/count_tokens`
 pub async fn count_tokens(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let chat = read(&app, &COUNT_FORM.read(&body)?)?;
-    let rows = work::blocking(&app, move |app, service| Ok(chat_prompt(app, service, &chat)?.prompt.rows())).await?;
+    let rows = work::blocking(&app, move |app, service| Ok(chat_prompt(app, service, &chat, usize::MAX)?.prompt.rows())).await?;
     Ok(Json(json!({"input_tokens": rows})))
 }
 
@@ -302,7 +302,7 @@ fn stream_events(id: String, model: String, answer: Answer) -> Response {
             frames.push(Frame::typed(json!({"type": "message_stop"})));
             frames
         }
-        Some((_, Output::Failed(message))) => vec![Frame::typed(ApiError::internal(message).body(Dialect::Anthropic))],
+        Some((_, Output::Failed(message))) => vec![Frame::typed(work::failed(&message).body(Dialect::Anthropic))],
         Some((_, Output::Token(_))) | None => Vec::new(),
     })
 }

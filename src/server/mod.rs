@@ -9,6 +9,7 @@ pub mod app;
 pub mod blocks;
 pub mod chat;
 pub mod completions;
+pub mod connections;
 pub mod conversation;
 pub mod error;
 pub mod form;
@@ -24,18 +25,18 @@ pub mod pictures;
 pub mod prompt;
 pub mod responses;
 pub mod sse;
+pub mod tool_schema;
 pub mod work;
 
 pub use app::{App, Service, Settings};
+pub use connections::serve;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
-use std::future::Future;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use tokio::net::TcpListener;
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
@@ -66,15 +67,6 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(DefaultBodyLimit::max(limit))
         .layer(from_fn_with_state(app.clone(), guard::guard))
         .with_state(app)
-}
-
-/// Serves until `stop` resolves, then lets open requests finish. The caller bounds how long.
-pub async fn serve(
-    app: Arc<App>,
-    listener: TcpListener,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    axum::serve(listener, router(app)).with_graceful_shutdown(stop).await
 }
 
 /// 64 bits nobody can guess: the standard library keys its hash maps from the system's randomness.

@@ -3,6 +3,7 @@
 use super::error::{ApiError, kind_of};
 use super::form::{Field, Fields, Kind, Nested, check, field};
 use serde_json::Value;
+use strata_core::engine::MAX_MTP_DEPTH;
 use strata_core::text::grammar::GrammarSpec;
 
 /// Most answers one request may ask for (`n`, or prompts of a completion request times `n`).
@@ -38,6 +39,7 @@ pub const SAMPLING_FIELDS: &[Field] = &[
 /// Limits and options of generation beyond sampling.
 pub const GENERATION_FIELDS: &[Field] = &[
     field("max_tokens", Kind::Integer(-1, MAX_TOKENS), "Longest answer in tokens; -1 is up to the context"),
+    field("n_predict", Kind::Integer(-1, MAX_TOKENS), "The same as max_tokens"),
     field("stop", Kind::TextOrTexts(MAX_STOPS), "Strings that end the answer"),
     field("stop_token_ids", Kind::List(MAX_STOPS), "Token ids that end the answer"),
     field("ignore_eos", Kind::Flag, "Go on past the end-of-answer token"),
@@ -46,6 +48,9 @@ pub const GENERATION_FIELDS: &[Field] = &[
     field("response_format", Kind::Object, "{\"type\": \"text\" | \"json_object\" | \"json_schema\"}"),
     field("cache_prompt", Kind::Flag, "Go on from held state of an earlier request (default true)"),
     field("speculative", Kind::Flag, "false generates without drafts; the text is the same"),
+    field("mtp", Kind::Integer(0, MAX_MTP_DEPTH as i64), "Drafts of the MTP head per window; 0 is none; the text is the same"),
+    field("id_slot", Kind::Integer(-1, 1 << 20), "Ignored: the slot that holds the longest start is taken"),
+    field("user", Kind::Text, "Ignored"),
 ];
 
 /// What the answer must look like.
@@ -137,6 +142,8 @@ pub struct Generation {
     pub cache_prompt: bool,
     /// `Some(false)`: no drafts for this request.
     pub speculative: Option<bool>,
+    /// Drafts of the MTP head per window.
+    pub mtp: Option<usize>,
     /// Answers per prompt.
     pub n: usize,
 }
@@ -155,6 +162,7 @@ impl Generation {
             thinking_budget: None,
             cache_prompt: true,
             speculative: None,
+            mtp: None,
             n: 1,
         }
     }
@@ -180,8 +188,10 @@ impl Generation {
         if let Some(seed) = fields.integer("seed") {
             s.seed = if seed == -1 { None } else { Some(seed as u64) };
         }
-        if let Some(n) = fields.integer("max_tokens") {
-            set_max_tokens(s, "max_tokens", n)?;
+        for name in ["n_predict", "max_tokens"] {
+            if let Some(n) = fields.integer(name) {
+                set_max_tokens(s, name, n)?;
+            }
         }
         generation.logit_bias = logit_bias(fields)?;
         generation.stop = fields.texts("stop");
@@ -194,6 +204,7 @@ impl Generation {
         generation.ignore_eos = fields.flag("ignore_eos").unwrap_or(false);
         generation.cache_prompt = fields.flag("cache_prompt").unwrap_or(true);
         generation.speculative = fields.flag("speculative");
+        generation.mtp = fields.integer("mtp").map(|n| n as usize);
         generation.constraint = constraint(fields)?;
         Ok(generation)
     }

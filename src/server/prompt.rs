@@ -13,7 +13,7 @@ use std::sync::Arc;
 use strata_core::engine::{CachePrompt, MtpSetting, Prompt, PromptItem, Request, Sampling};
 use strata_core::text::grammar::GrammarSpec;
 use strata_core::text::output::{OutputMode, ToolSchemas};
-use strata_core::text::{Grammar, Specials, TemplateInput, TextError, encode_chat};
+use strata_core::text::{Grammar, Specials, TemplateInput, TextError, encode_chat_up_to};
 
 /// A chat request of any dialect.
 #[derive(Clone, Debug)]
@@ -74,8 +74,8 @@ pub struct ReadyPrompt {
     pub starts_in_reasoning: bool,
 }
 
-/// Renders and encodes a chat's prompt.
-pub fn chat_prompt(app: &App, service: &Service, chat: &ChatRequest) -> Result<ReadyPrompt, ApiError> {
+/// Renders and encodes a chat's prompt of at most `limit` tokens of text.
+pub fn chat_prompt(app: &App, service: &Service, chat: &ChatRequest, limit: usize) -> Result<ReadyPrompt, ApiError> {
     let Some(template) = &service.template else {
         return Err(ApiError::bad_request("this model file has no chat template; use /v1/completions"));
     };
@@ -93,13 +93,13 @@ pub fn chat_prompt(app: &App, service: &Service, chat: &ChatRequest) -> Result<R
         enable_thinking,
         extra: chat.template_args.clone(),
     };
-    let encoded = encode_chat(template, &service.tokenizer, &input).map_err(text_error)?;
+    let encoded = encode_chat_up_to(template, &service.tokenizer, &input, limit).map_err(text_error)?;
     let pictures = read_pictures(app, service, conversation.pictures())?;
     let mut prompt = Prompt::from_chat(&encoded, &pictures)
         .map_err(|index| ApiError::internal(format!("the template placed picture {index} of {}", pictures.len())))?;
     let mut text = encoded.text;
     if let Some(prefill) = prefill.filter(|p| !p.is_empty()) {
-        let ids = service.tokenizer.encode(&prefill, Specials::AsText).map_err(text_error)?;
+        let ids = service.tokenizer.encode_up_to(&prefill, Specials::AsText, limit).map_err(text_error)?;
         prompt.pieces.push(PromptItem::Tokens(ids));
         text.push_str(&prefill);
     }
@@ -131,7 +131,7 @@ fn read_pictures(
 
 /// Engine requests of a chat, one per choice, and how to read their text.
 pub fn chat_requests(app: &App, service: &Service, chat: &ChatRequest) -> Result<Vec<(Request, Reading)>, ApiError> {
-    let ready = chat_prompt(app, service, chat)?;
+    let ready = chat_prompt(app, service, chat, service.engine.ctx())?;
     let tools = chat.template_tools();
     let forced =
         |tools: &[Tool], parallel| GrammarSpec::ToolCalls { tools: tools.iter().map(tool_json).collect(), parallel };
@@ -154,6 +154,7 @@ pub fn chat_requests(app: &App, service: &Service, chat: &ChatRequest) -> Result
         mode: Some(OutputMode {
             starts_in_reasoning: ready.starts_in_reasoning,
             tools: schemas,
+            keep_reasoning_tags: !chat.split_reasoning,
             id_prefix: String::new(),
         }),
         split_reasoning: chat.split_reasoning,
@@ -204,7 +205,11 @@ pub fn request(generation: &Generation, prompt: Prompt, grammar: Option<Grammar>
         grammar,
         thinking_budget: generation.thinking_budget,
         cache_prompt: if generation.cache_prompt { CachePrompt::Yes } else { CachePrompt::No },
-        mtp: (generation.speculative == Some(false)).then_some(MtpSetting::Off),
+        mtp: match (generation.speculative, generation.mtp) {
+            (Some(false), _) | (_, Some(0)) => Some(MtpSetting::Off),
+            (_, Some(depth)) => Some(MtpSetting::Depth(depth)),
+            (_, None) => None,
+        },
         ..Request::default()
     }
 }
@@ -237,6 +242,10 @@ pub fn text_error(error: TextError) -> ApiError {
         TextError::Template(_) => {
             ApiError { param: Some("messages".into()), ..ApiError::bad_request(error.to_string()) }
         }
+        TextError::TooLong { limit } => ApiError::bad_request(format!(
+            "the prompt is longer than the context of {limit} tokens (stopped counting there)"
+        ))
+        .with_code("context_length_exceeded"),
         TextError::UnknownToken { .. } => ApiError::bad_request(error.to_string()),
         other => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
     }

@@ -40,6 +40,7 @@ const FIELDS: &[Field] = &[
     field("conversation", Kind::Any, "Refused: send the whole conversation"),
     field("background", Kind::Flag, "Refused when true"),
     field("metadata", Kind::Object, "Returned as it is"),
+    field("user", Kind::Text, "Ignored"),
 ];
 
 /// The request body.

@@ -7,7 +7,7 @@ use super::log::RequestLog;
 use super::prompt::{ChatRequest, chat_requests};
 use axum::http::StatusCode;
 use std::sync::Arc;
-use strata_core::engine::{Request, SubmitError};
+use strata_core::engine::{NOTHING_ALLOWED, Request, SubmitError};
 
 /// Runs blocking work that needs the service. A panic in it is a 500 of this request.
 pub async fn blocking<T: Send + 'static>(
@@ -72,7 +72,15 @@ fn refused(error: SubmitError) -> ApiError {
 /// An answer of which a choice failed is an error as a whole.
 pub fn check_failure(all: &Collected) -> Result<(), ApiError> {
     match all.failure() {
-        Some(message) => Err(ApiError::internal(message)),
+        Some(message) => Err(failed(message)),
         None => Ok(()),
+    }
+}
+
+/// A failure within the engine as an HTTP error: a request whose own rules leave no token is at fault itself.
+pub fn failed(message: &str) -> ApiError {
+    match message {
+        NOTHING_ALLOWED => ApiError::field("logit_bias", message),
+        _ => ApiError::internal(message),
     }
 }

@@ -49,6 +49,16 @@ fn every_bad_request_is_refused_by_name() {
             ),
             "messages[0].content[0].image_url",
         ),
+        (chat, with("user", json!(5)), "user"),
+        (chat, with("n_predict", json!("many")), "n_predict"),
+        (chat, with("mtp", json!("yes")), "mtp"),
+        (chat, with("id_slot", json!(1.5)), "id_slot"),
+        (chat, with("reasoning_budget", json!(-2)), "reasoning_budget"),
+        (
+            chat,
+            with("tools", json!([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "text"}}}}}])),
+            "tools[0].function.parameters.properties.a.type",
+        ),
         ("/v1/completions", json!({"prompt": 5}), "prompt"),
         ("/v1/completions", json!({"prompt": [1u32 << 30]}), "prompt"),
         ("/v1/completions", json!({"prompt": "x", "best_of": 4}), "best_of"),
@@ -78,6 +88,10 @@ fn every_bad_request_is_refused_by_name() {
 
     let long = server.post(chat, &json!({"messages": user(&"word ".repeat(2000))}));
     assert_eq!((long.status, &long.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+    let longer = server.post("/v1/completions", &json!({"prompt": "word ".repeat(190_000)}));
+    assert_eq!((longer.status, &longer.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
+    let no_code = server.post(chat, &json!({"messages": []}));
+    assert_eq!((no_code.status, &no_code.json()["error"]["code"]), (400, &Value::Null));
     let large = server.post(chat, &json!({"messages": user(&"x".repeat(2 << 20))}));
     assert_eq!((large.status, large.json()["error"]["type"].as_str()), (413, Some("invalid_request_error")));
     assert_eq!(
@@ -91,7 +105,7 @@ fn every_bad_request_is_refused_by_name() {
     assert_eq!((method.status, method.header("allow")), (405, Some("POST")));
     assert!(method.json()["error"]["message"].is_string());
     let embeddings = server.post("/v1/embeddings", &json!({"input": "x"}));
-    assert_eq!((embeddings.status, &embeddings.json()["error"]["code"]), (501, &json!("not_supported")));
+    assert_eq!((embeddings.status, &embeddings.json()["error"]["code"]), (400, &json!("not_supported")));
 
     // After all that it still answers.
     assert_eq!(server.post(chat, &json!({"messages": user("x"), "max_tokens": 1})).status, 200);
@@ -134,6 +148,18 @@ fn keys_hosts_and_origins_are_checked() {
 
     assert_eq!(server.get_with("/health", &[("host", "evil.example")]).status, 403);
     assert_eq!(server.get_with("/health", &[("origin", "https://evil.example")]).status, 403);
+    for head in [
+        "GET /health HTTP/1.1\r\n",
+        "GET /health HTTP/1.0\r\n",
+        "GET /health HTTP/1.1\r\nhost: \r\n",
+        "GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n",
+        "GET /health HTTP/1.1\r\nhost: [::1]evil.example\r\n",
+        "GET /health HTTP/1.1\r\nhost: localhost:80:80\r\n",
+        "GET http://evil.example/health HTTP/1.1\r\nhost: localhost\r\n",
+    ] {
+        let reply = raw(&server, format!("{head}connection: close\r\n\r\n").as_bytes());
+        assert_eq!(reply.split(' ').nth(1), Some("400"), "{head}: {reply}");
+    }
     let friend = server.get_with("/health", &[("origin", "https://friend.example")]);
     assert_eq!((friend.status, friend.header("access-control-allow-origin")), (200, Some("https://friend.example")));
     assert_eq!(server.get("/health").header("access-control-allow-origin"), None);

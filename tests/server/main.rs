@@ -4,6 +4,8 @@ mod api;
 mod batch;
 mod client;
 mod errors;
+#[path = "../common/hostile_pictures.rs"]
+mod hostile_pictures;
 mod pictures;
 mod soak;
 mod tools;

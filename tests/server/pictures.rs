@@ -2,8 +2,10 @@
 
 use super::api::both;
 use super::client::{Server, said, user};
+use super::hostile_pictures;
 use base64::Engine as _;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -136,4 +138,44 @@ fn pictures_that_cannot_be_read_are_refused_by_name() {
     // A request without pictures does not notice whether there is an encoder.
     let plain = body(&user("Tell me a story."));
     assert_eq!(said(&blind.ask(CHAT, &plain), 0), said(&server.ask(CHAT, &plain), 0));
+}
+
+/// Far above what a refusal takes, far below what an unbounded decoder would take.
+const REFUSAL_TIME: Duration = Duration::from_secs(20);
+/// Most memory that all the hostile pictures together may have needed at any time, in bytes: a few times the largest picture
+/// that is decoded at all.
+const REFUSAL_MEMORY: f64 = 512.0 * 1024.0 * 1024.0;
+
+#[test]
+fn hostile_pictures_are_refused_in_every_dialect_and_the_server_goes_on() {
+    let server = Server::start(&["--parallel", "2", "-q"]);
+    let good = body(&with_picture(&bmp(96, [255, 255, 255], [30, 30, 220]), "What colour is the square?"));
+    let want = said(&server.ask(CHAT, &good), 0);
+    let before = server.peak_memory();
+    let cases = hostile_pictures::refused();
+    assert!(cases.len() >= 30);
+    for (name, bytes, _) in cases {
+        let data = base64(&bytes);
+        let url = format!("data:image/png;base64,{data}");
+        let openai = json!({"max_tokens": 1, "messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": url}}]}]});
+        let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+        let anthropic = json!({"max_tokens": 1, "messages": [{"role": "user", "content": [
+            {"type": "image", "source": source}]}]});
+        let start = Instant::now();
+        for (path, body, field) in [
+            (CHAT, openai, "messages[0].content[0].image_url.url"),
+            ("/v1/messages", anthropic, "messages[0].content[0].source"),
+        ] {
+            let reply = server.post(path, &body);
+            let error = reply.json();
+            assert_eq!(reply.status, 400, "{name}: {error}");
+            let message = error["error"]["message"].as_str().unwrap_or_default();
+            assert!(message.contains(field) && !message.contains("panic"), "{name}: {message}");
+        }
+        assert!(start.elapsed() < REFUSAL_TIME, "{name} took {:?}", start.elapsed());
+    }
+    let needed = server.peak_memory() - before;
+    assert!(needed < REFUSAL_MEMORY, "{} MiB", needed / 1048576.0);
+    assert_eq!(said(&server.ask(CHAT, &good), 0), want);
 }

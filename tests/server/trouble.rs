@@ -94,6 +94,31 @@ fn half_sent_requests_hold_nothing() {
 }
 
 #[test]
+fn a_client_that_does_not_send_its_request_is_let_go() {
+    let server = Server::start(&["--parallel", "1", "--read-timeout", "1", "--max-body", "1", "-q"]);
+    let talk = |head: &str| {
+        let mut socket = std::net::TcpStream::connect(&server.address).expect("a connection");
+        socket.set_read_timeout(Some(SOON)).expect("a timeout");
+        socket.write_all(head.as_bytes()).expect("a few bytes");
+        let mut reply = String::new();
+        socket.read_to_string(&mut reply).expect("the server ends the connection");
+        reply
+    };
+    let post = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
+    assert!(!talk("").contains("200"));
+    assert!(!talk("POST /v1/chat/comp").contains("200"));
+    let stalled = talk(&format!("{post}content-length: 500\r\n\r\n{{\"messages\""));
+    assert!(stalled.starts_with("HTTP/1.1 408"), "{stalled}");
+    // Refused by what it announces.
+    let start = Instant::now();
+    let huge = talk(&format!("{post}content-length: 99999999999999\r\n\r\n"));
+    assert!(huge.starts_with("HTTP/1.1 413") && start.elapsed() < Duration::from_millis(900), "{huge}");
+    // Neither an answer nor a pause between requests is taken for a slow request.
+    let long = json!({"messages": user("x"), "max_tokens": 900, "ignore_eos": true});
+    assert_eq!(server.post(CHAT, &long).status, 200);
+}
+
+#[test]
 fn stopping_lets_running_requests_finish() {
     let mut server = Server::start(&["--parallel", "2", "--grace", "60", "-q"]);
     let body = json!({"messages": user("x"), "max_tokens": 300, "ignore_eos": true, "seed": 1, "stream": true});

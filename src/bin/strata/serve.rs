@@ -79,6 +79,9 @@ struct NetworkArgs {
     /// Largest request body
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body: u32,
+    /// Longest time for the head of a request to arrive, and for its body to stop or trickle
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    read_timeout: u32,
     /// How long running requests may take to finish when the server is stopped
     #[arg(long, visible_alias = "timeout", value_name = "SECONDS", default_value_t = 30)]
     grace: u32,
@@ -223,6 +226,7 @@ impl Args {
             allowed_hosts: self.network.allowed_host.clone(),
             loopback: self.network.host.is_loopback(),
             max_body: (self.network.max_body as usize) << 20,
+            read_timeout: Duration::from_secs(u64::from(self.network.read_timeout)),
             defaults: self.defaults.sampling()?,
             pictures: PicturePolicy { allow_remote: self.allow_remote_images, folder: self.image_dir.clone() },
             thinking: self.defaults.think.map(|think| think == Think::Yes),

@@ -9,7 +9,7 @@ use super::handle::{DraftStatus, EngineShared, EngineTotals, Queued, SlotStatus}
 use super::held::{Held, PromptRows};
 use super::job::Job;
 use super::options::{EngineError, EngineOptions, MtpSetting};
-use super::request::{CachePrompt, Event, FinishReason};
+use super::request::{CachePrompt, Event, FinishReason, Request};
 use super::slot::Slot;
 use super::target::Target;
 use crate::model::{StepOutput, Window};
@@ -44,6 +44,9 @@ pub(crate) struct Core<T: Target> {
 
 /// Latest tokens of a prompt that tell which tokens its answer will use.
 const PROMPT_SAMPLE: usize = 256;
+/// Seating that takes longer than this, because states are copied, stored or loaded for it, is work like a prompt chunk: the slots
+/// that decode get their windows before the next.
+const LIGHT_SEATING: Duration = Duration::from_millis(2);
 /// How often a busy engine publishes its status.
 const STATUS_EVERY: Duration = Duration::from_millis(20);
 /// How long an engine with nothing to do sleeps when nothing wakes it.
@@ -113,7 +116,7 @@ impl<T: Target> Core<T> {
                 break;
             }
             let reading = self.next_to_read();
-            let decodes = self.slots.iter().any(|slot| self.may_decode(slot));
+            let decodes = self.decodes();
             match reading {
                 Some(index) if !decodes || self.windows_since_chunk >= self.options.read_windows => {
                     self.windows_since_chunk = 0;
@@ -146,6 +149,10 @@ impl<T: Target> Core<T> {
         slot.job.as_ref().is_some_and(|job| {
             job.paused_since.is_none() && !job.generated.is_empty() && slot.held.len() == job.rows_to_read()
         })
+    }
+
+    fn decodes(&self) -> bool {
+        self.slots.iter().any(|slot| self.may_decode(slot))
     }
 
     fn is_reading(slot: &Slot<T>) -> bool {
@@ -187,23 +194,50 @@ impl<T: Target> Core<T> {
         }
     }
 
-    /// Gives waiting requests free slots, first come first served.
+    /// Gives waiting requests free slots, first come first served; one whose start is still being read from disk lets others pass.
+    /// While slots decode, this takes turns with their windows as prompt chunks do.
     fn admit(&mut self) {
         loop {
+            let decodes = self.decodes();
+            let in_turn = !decodes || self.windows_since_chunk >= self.options.read_windows;
+            let has_room = self.slots.iter().any(Slot::is_idle);
             let queued = {
-                let mut inbox = self.shared.lock();
+                let shared = self.shared.clone();
+                let mut inbox = shared.lock();
                 let before = inbox.queue.len();
                 inbox.queue.retain(|queued| !queued.sender.is_cancelled());
                 self.totals.cancelled += (before - inbox.queue.len()) as u64;
-                if !self.slots.iter().any(Slot::is_idle) {
+                if inbox.queue.is_empty() {
+                    self.store.forget_fetched();
+                }
+                if !has_room || !in_turn {
                     return;
                 }
-                let Some(queued) = inbox.queue.pop_front() else { return };
+                let next = inbox.queue.iter().position(|queued| !decodes || self.start_is_at_hand(&queued.request));
+                let Some(queued) = next.and_then(|index| inbox.queue.remove(index)) else { return };
                 inbox.status.running += 1;
                 queued
             };
             self.status_stale = true;
+            let started = Instant::now();
             self.seat(queued);
+            if decodes && started.elapsed() > LIGHT_SEATING {
+                self.windows_since_chunk = 0;
+                return;
+            }
+        }
+    }
+
+    /// Whether a request can be seated without waiting for the disk. If not, reading from the disk is under way.
+    fn start_is_at_hand(&mut self, request: &Request) -> bool {
+        if request.cache_prompt == CachePrompt::No || !self.store.has_disk_states() {
+            return true;
+        }
+        let prompt = Held::of_prompt(&request.prompt);
+        let in_slots = self.slots.iter().map(|slot| slot.reusable(&prompt)).max().unwrap_or(0);
+        match self.store.find(&prompt) {
+            Some((rows, StartSource::Disk(index))) if rows > in_slots => self.store.fetch(index),
+            _ => true,
         }
     }
 

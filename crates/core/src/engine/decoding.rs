@@ -129,7 +129,9 @@ impl<T: Target> Core<T> {
             let now = Instant::now();
             commit_time += now - commit_started;
             if let Some(last) = job.last_window.replace(now) {
-                self.totals.longest_pause_s = self.totals.longest_pause_s.max((now - last).as_secs_f64());
+                let pause = (now - last).as_secs_f64();
+                job.stats.longest_pause_s = job.stats.longest_pause_s.max(pause);
+                self.totals.longest_pause_s = self.totals.longest_pause_s.max(pause);
             }
             self.policy.vocabulary.note(job.generated[before..].iter().copied());
             tokens += job.generated.len() - before;

@@ -57,6 +57,9 @@ pub(crate) struct Job {
     pub(crate) passed_over: u32,
 }
 
+/// Why a request fails whose own rules contradict each other.
+pub const NOTHING_ALLOWED: &str = "no token is allowed by the grammar and the logit bias together";
+
 /// Observations of acceptance that count within a request.
 const MEMORY: f64 = 40.0;
 /// Windows shorter than this let a reader wait a little for several tokens at once, for at most the time after it.
@@ -171,12 +174,14 @@ impl Job {
         let (id, logprobs) = match forced {
             Some(id) => (id, self.sampler.logprobs().map(|rivals| self.sampler.report(logits, id, rivals))),
             None => {
+                let forbidden = self.constraint.forbidden();
                 let mask = self.constraint.mask()?;
-                let choice = match mask {
-                    None => self.sampler.choose(logits, position, None),
-                    Some(mask) => self.sampler.choose(logits, position, Some(&|id| mask.allows(id))),
+                let choice = match (mask, forbidden) {
+                    (None, None) => self.sampler.choose(logits, position, None),
+                    (None, Some(never)) => self.sampler.choose(logits, position, Some(&|id| id != never)),
+                    (Some(mask), _) => self.sampler.choose(logits, position, Some(&|id| mask.allows(id))),
                 };
-                let choice = choice.ok_or("no token is allowed by the grammar and the logit bias together")?;
+                let choice = choice.ok_or(NOTHING_ALLOWED)?;
                 (choice.id, choice.logprobs)
             }
         };

@@ -25,6 +25,7 @@ mod toy;
 mod warm_up;
 
 pub use handle::{CacheStatus, DraftStatus, EngineHandle, EngineStatus, EngineTotals, SlotStatus};
+pub use job::NOTHING_ALLOWED;
 pub use options::{
     CustomDrafter, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit,
 };

@@ -22,8 +22,12 @@ impl<T: Target> Core<T> {
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.try_read_chunk(index)))
             .unwrap_or_else(|payload| Err(panic_message(payload.as_ref())));
+        let took = started.elapsed().as_secs_f64();
         self.totals.chunks += 1;
-        self.totals.prompt_s += started.elapsed().as_secs_f64();
+        self.totals.prompt_s += took;
+        if let Some(job) = &mut self.slots[index].job {
+            job.stats.longest_chunk_s = job.stats.longest_chunk_s.max(took);
+        }
         if let Err(message) = outcome {
             self.slots[index].reset();
             self.end(index, Err(message));

@@ -238,6 +238,10 @@ pub struct RequestStats {
     pub decode_s: f64,
     /// Seconds from submission to the first token.
     pub ttft_s: f64,
+    /// Longest prompt chunk of this request, in seconds.
+    pub longest_chunk_s: f64,
+    /// Longest time between two windows of this request while it decoded, in seconds.
+    pub longest_pause_s: f64,
     /// Decode windows this request took part in.
     pub windows: usize,
     /// Draft tokens verified.

@@ -382,6 +382,35 @@ fn the_disk_cache_survives_a_restart_and_refuses_damage_and_other_models() {
 }
 
 #[test]
+fn a_start_on_disk_is_fetched_while_another_slot_decodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = || EngineOptions { cache_dir: Some(folder.path().to_path_buf()), ctx: 4000, ..options(2) };
+    let tokens = prompt(5, 70);
+    let first = start(Toy::default(), with());
+    reuse(&first, &tokens, &[0, 40]);
+    first.stop(Duration::ZERO);
+    let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let whole = std::fs::read(&file).unwrap();
+    for damaged in [false, true] {
+        std::fs::write(&file, if damaged { &whole[..whole.len() - 1] } else { &whole[..] }).unwrap();
+        let engine = start(Toy { window_time: Duration::from_micros(200), ..Toy::default() }, with());
+        let endless = Request { ignore_eos: true, max_tokens: Some(3000), ..request(1, 20) };
+        let busy = engine.submit(endless).unwrap();
+        while engine.status().totals.windows < 3 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let held = if damaged { 0 } else { 70 };
+        assert_eq!(reuse(&engine, &tokens, &[0, 40]), (fresh_answer(&tokens), held));
+        assert!(engine.status().slots.iter().any(|slot| slot.state == "decoding"), "the other slot had ended");
+        drop(busy);
+        engine.stop(Duration::ZERO);
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+    }
+}
+
+#[test]
 fn pictures_are_told_apart_by_key_and_read_at_their_place() {
     let picture = |key: u8| {
         let data: Vec<f32> = (0..6 * 4).map(|i| f32::from(key) + i as f32).collect();

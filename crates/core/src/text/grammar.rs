@@ -16,6 +16,9 @@ use super::{TextError, TokenKind, Tokenizer, gbnf};
 const LONGEST_TOKEN: usize = 1000;
 /// Largest grammar or schema read, in bytes.
 const MAX_SOURCE: usize = 1 << 20;
+/// Blanks between two tokens of JSON: a few, or line breaks with indentation. Without a bound a model that likes blanks would write
+/// nothing else up to its token limit.
+const JSON_BLANKS: &str = r"[ \t]{1,20}|(\r?\n){1,2}[ \t]{0,20}";
 
 /// The vocabulary as `llguidance` reads it. Built once per tokenizer (about a second for 248,320 tokens) and shared.
 pub struct GrammarEnv {
@@ -26,6 +29,8 @@ pub struct GrammarEnv {
     think_end: Option<u32>,
     /// `<tool_call>` and `</tool_call>`
     tool_call: Option<(u32, u32)>,
+    /// The token of each byte.
+    byte_tokens: Box<[Option<u32>; 256]>,
 }
 
 impl std::fmt::Debug for GrammarEnv {
@@ -68,7 +73,13 @@ impl GrammarEnv {
         .map_err(|error| failed(error.to_string()))?;
         let both = tokenizer.id_of("<tool_call>").zip(tokenizer.id_of("</tool_call>"));
         let ends = tokenizer.eos_ids().into();
-        Ok(Arc::new(Self { factory, vocab_size, ends, think_end: tokenizer.id_of("</think>"), tool_call: both }))
+        let mut byte_tokens = Box::new([None; 256]);
+        for (id, word) in words.iter().enumerate() {
+            if let &[byte] = word.as_slice() {
+                byte_tokens[usize::from(byte)].get_or_insert(id as u32);
+            }
+        }
+        Ok(Arc::new(Self { factory, vocab_size, ends, think_end: tokenizer.id_of("</think>"), tool_call: both, byte_tokens }))
     }
 }
 
@@ -159,8 +170,8 @@ impl Grammar {
             Self::new(env, spec, false)?;
         }
         let mut body = match spec {
-            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(json!({"type": "object"})),
-            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(schema.clone()),
+            GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(bound_blanks(json!({"type": "object"}))),
+            GrammarSpec::JsonSchema(schema) => GrammarWithLexer::from_json_schema(bound_blanks(schema.clone())),
             GrammarSpec::Regex(regex) => GrammarWithLexer::from_regex(regex),
             GrammarSpec::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
             GrammarSpec::Gbnf(gbnf) if gbnf.len() > MAX_SOURCE => {
@@ -191,8 +202,7 @@ impl Grammar {
         if let Some(problem) = matcher.get_error() {
             return Err(failed(problem));
         }
-        let mut first = matcher.deep_clone();
-        first.compute_mask_or_eos().map_err(|error| failed(error.to_string()))?;
+        probe(env, &matcher).map_err(failed)?;
         Ok(Self { matcher, ends: env.ends.clone(), mask: TokenMask { bits: SimpleVob::alloc(env.vocab_size) } })
     }
 
@@ -255,6 +265,34 @@ impl Grammar {
     pub fn is_stopped(&self) -> bool {
         self.matcher.is_stopped()
     }
+}
+
+/// The schema with [`JSON_BLANKS`], unless it says itself where blanks may stand.
+fn bound_blanks(schema: Json) -> Json {
+    let Json::Object(mut map) = schema else {
+        return if schema == true { bound_blanks(json!({})) } else { schema };
+    };
+    let options = map.entry("x-guidance").or_insert_with(|| json!({}));
+    if let Json::Object(options) = options
+        && !options.contains_key("whitespace_flexible")
+        && !options.contains_key("whitespace_pattern")
+    {
+        options.insert("whitespace_pattern".into(), JSON_BLANKS.into());
+    }
+    Json::Object(map)
+}
+
+/// Goes a few bytes into what the grammar allows. The compiler accepts more than its parser can work through (objects of
+/// thousands of optional properties, for one), and that shows at the first braces.
+fn probe(env: &GrammarEnv, matcher: &Matcher) -> Result<(), String> {
+    let mut ahead = matcher.deep_clone();
+    for &byte in [b'{', b'"', b'a'].iter() {
+        let mask = ahead.compute_mask_or_eos().map_err(|error| error.to_string())?;
+        let next = env.byte_tokens[usize::from(byte)].filter(|&id| mask.is_allowed(id));
+        let Some(id) = next else { return Ok(()) };
+        ahead.consume_token(id).map_err(|error| error.to_string())?;
+    }
+    ahead.compute_mask_or_eos().map(drop).map_err(|error| error.to_string())
 }
 
 fn failed_step(error: impl std::fmt::Display) -> TextError {
@@ -346,7 +384,7 @@ fn value_rule(name: &str, schema: &Json, root: &Json) -> String {
         // A string among other types is written raw, like any string.
         return format!("{name}[suffix={end}]: /(?s:.*)/\n");
     }
-    format!("{name}: %json {schema} {end}\n")
+    format!("{name}: %json {} {end}\n", bound_blanks(schema))
 }
 
 #[cfg(test)]
@@ -404,6 +442,41 @@ mod tests {
         ] {
             assert_eq!(accepts(spec, text), expected, "{spec:?} {text}");
         }
+    }
+
+    #[test]
+    fn a_schema_of_hundreds_of_optional_properties_works_and_one_too_large_is_refused_at_once() {
+        let object = |count: usize| {
+            let properties: serde_json::Map<_, _> =
+                (0..count).map(|i| (format!("property_{i}"), json!({"type": "string"}))).collect();
+            GrammarSpec::JsonSchema(json!({"type": "object", "properties": properties, "additionalProperties": false}))
+        };
+        for count in [100, 600, 1000, 1500, 2000, 3000, 6000, 10000] {
+            let t = std::time::Instant::now();
+            let r = Grammar::new(&GRAMMAR, &object(count), false);
+            println!("{count} {:?} {:?}", r.as_ref().map(|_| ()), t.elapsed());
+            if r.is_ok() {
+                let t = std::time::Instant::now();
+                println!("{}", accepts(&object(count), &format!("{{\"property_50\": \"x\", \"property_{}\": \"y\"}}", count - 1)));
+                println!("{:?}", t.elapsed());
+            }
+        }
+    }
+
+    #[test]
+    fn blanks_between_the_tokens_of_json_are_bounded() {
+        let tool = json!({"function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}, "required": ["a"]}}});
+        let call = |json: &str| {
+            format!("<tool_call>\n<function=f>\n<parameter=a>\n{json}\n</parameter>\n</function>\n</tool_call>")
+        };
+        let calls = GrammarSpec::ToolCalls { tools: vec![tool], parallel: false };
+        for spec in [GrammarSpec::JsonObject, GrammarSpec::JsonSchema(json!({})), GrammarSpec::JsonSchema(json!(true))] {
+            assert!(accepts(&spec, "{\n  \"a\": [\n    1,\n\t2\n  ]\r\n}"), "{spec:?}");
+            assert!(!accepts(&spec, &format!("{{{}}}", " ".repeat(200))), "{spec:?}");
+            assert!(!accepts(&spec, &format!("{{{}}}", "\n".repeat(200))), "{spec:?}");
+        }
+        assert!(accepts(&calls, &call("[1, 2]")));
+        assert!(!accepts(&calls, &call(&format!("[{}1]", " ".repeat(200)))));
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub mod output;
 mod split;
 pub mod tokenizer;
 
-pub use chat::{ChatPrompt, ChatTemplate, PromptPiece, TemplateInput, encode_chat};
+pub use chat::{ChatPrompt, ChatTemplate, PromptPiece, TemplateInput, encode_chat, encode_chat_up_to};
 pub use detokenizer::Detokenizer;
 pub use grammar::{Grammar, GrammarEnv, TokenMask};
 pub use split::PreTokenizer;
@@ -31,6 +31,12 @@ pub enum TextError {
         field: &'static str,
         /// What was expected and what was found.
         problem: String,
+    },
+    /// A text of more tokens than there is room for.
+    #[error("more than {limit} tokens")]
+    TooLong {
+        /// The most tokens allowed.
+        limit: usize,
     },
     /// A token id outside the vocabulary.
     #[error("token id {id} is outside the vocabulary of {vocab_size} tokens")]

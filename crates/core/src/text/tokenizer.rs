@@ -299,30 +299,41 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Tokenizer`] if the BPE model fails, which a checked vocabulary gives no occasion for.
     pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<u32>, TextError> {
-        let mut ids = Vec::with_capacity(text.len() / 4 + 1);
+        self.encode_up_to(text, specials, usize::MAX)
+    }
+
+    /// As [`Tokenizer::encode`], for at most `limit` ids: a text of more costs no more than its first `limit` ids do.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`], and [`TextError::TooLong`].
+    pub fn encode_up_to(&self, text: &str, specials: Specials, limit: usize) -> Result<Vec<u32>, TextError> {
+        let mut ids = Vec::with_capacity((text.len() / 4 + 1).min(limit));
         match (&self.special_matcher, specials) {
             (Some(matcher), Specials::Parse) => {
                 let mut from = 0;
                 for found in matcher.find_iter(text) {
-                    self.encode_text(&text[from..found.start()], &mut ids)?;
+                    self.encode_text(&text[from..found.start()], limit, &mut ids)?;
                     ids.push(self.special_ids[found.pattern().as_usize()]);
+                    if ids.len() > limit {
+                        return Err(TextError::TooLong { limit });
+                    }
                     from = found.end();
                 }
-                self.encode_text(&text[from..], &mut ids)?;
+                self.encode_text(&text[from..], limit, &mut ids)?;
             }
-            _ => self.encode_text(text, &mut ids)?,
+            _ => self.encode_text(text, limit, &mut ids)?,
         }
         Ok(ids)
     }
 
-    fn encode_text(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
+    fn encode_text(&self, text: &str, limit: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
         if is_nfc_quick(text.chars()) == IsNormalized::Yes {
-            return self.encode_nfc(text, ids);
+            return self.encode_nfc(text, limit, ids);
         }
-        self.encode_nfc(&text.nfc().map(|(char, _)| char).collect::<String>(), ids)
+        self.encode_nfc(&text.nfc().map(|(char, _)| char).collect::<String>(), limit, ids)
     }
 
-    fn encode_nfc(&self, mut text: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
+    fn encode_nfc(&self, mut text: &str, limit: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
         let mut mapped = String::new();
         while !text.is_empty() {
             let (word, rest) = text.split_at(self.pre.first_word(text));
@@ -333,6 +344,9 @@ impl Tokenizer {
                 let tokens =
                     self.bpe.tokenize(&mapped).map_err(|error| invalid(MERGES, format!("encoding failed: {error}")))?;
                 ids.extend(tokens.iter().map(|token| token.id));
+            }
+            if ids.len() > limit {
+                return Err(TextError::TooLong { limit });
             }
         }
         Ok(())

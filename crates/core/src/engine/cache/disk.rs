@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
@@ -28,6 +29,8 @@ pub(crate) struct DiskEntry {
     used: u64,
     /// The thread that still writes it.
     writer: Option<JoinHandle<Result<(), OutputError>>>,
+    /// The thread that reads it for a waiting request.
+    reader: Option<JoinHandle<Option<Vec<u8>>>>,
 }
 
 /// The states in one folder.
@@ -36,6 +39,8 @@ pub(crate) struct DiskCache {
     model_id: [u8; 32],
     limit: u64,
     entries: Vec<DiskEntry>,
+    /// Files that were given up while they were being written; deleted once they are complete.
+    leaving: Vec<(JoinHandle<Result<(), OutputError>>, PathBuf)>,
     uses: u64,
     /// Files that were damaged or of another model.
     pub(crate) refused: u64,
@@ -47,7 +52,15 @@ impl DiskCache {
         fs::create_dir_all(folder)?;
         remove_leftovers(folder, None);
         let mut cache =
-            DiskCache { folder: folder.to_path_buf(), model_id, limit, entries: Vec::new(), uses: 0, refused: 0 };
+            DiskCache {
+                folder: folder.to_path_buf(),
+                model_id,
+                limit,
+                entries: Vec::new(),
+                leaving: Vec::new(),
+                uses: 0,
+                refused: 0,
+            };
         let mut found: Vec<(SystemTime, PathBuf)> = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -62,7 +75,7 @@ impl DiskCache {
             match read_head(&path, &model_id) {
                 Some((head, bytes)) => {
                     cache.uses += 1;
-                    cache.entries.push(DiskEntry { head, path, bytes, used: cache.uses, writer: None });
+                    cache.entries.push(DiskEntry { head, path, bytes, used: cache.uses, writer: None, reader: None });
                 }
                 None => cache.refused += 1,
             }
@@ -80,7 +93,7 @@ impl DiskCache {
     }
 
     /// Writes a state in the background. Errors of the disk are no errors of the engine: the state is just not kept.
-    pub(crate) fn add(&mut self, head: Head, body: Vec<u8>) {
+    pub(crate) fn add(&mut self, head: Head, body: Arc<Vec<u8>>) {
         let mut start = MAGIC.to_vec();
         start.extend_from_slice(&self.model_id);
         let mut head_bytes = Vec::new();
@@ -97,14 +110,45 @@ impl DiskCache {
             }
         }
         self.make_room(bytes);
+        self.clear_left();
         let name = Sha256::digest(&start).iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
         let path = self.folder.join(format!("{name}.{EXTENSION}"));
+        if self.leaving.iter().any(|(_, leaving)| *leaving == path) {
+            return;
+        }
         let target = path.clone();
         let writer =
             std::thread::Builder::new().name("strata-cache".into()).spawn(move || write_file(&target, &start, &body));
         if let Ok(writer) = writer {
             self.uses += 1;
-            self.entries.push(DiskEntry { head, path, bytes, used: self.uses, writer: Some(writer) });
+            self.entries.push(DiskEntry { head, path, bytes, used: self.uses, writer: Some(writer), reader: None });
+        }
+    }
+
+    /// Reads a state in the background, once it is written; `true` when that is done.
+    pub(crate) fn fetch(&mut self, index: usize) -> bool {
+        let model_id = self.model_id;
+        let Some(entry) = self.entries.get_mut(index) else { return true };
+        if entry.writer.as_ref().is_some_and(|writer| !writer.is_finished()) {
+            return false;
+        }
+        if let Some(reader) = &entry.reader {
+            return reader.is_finished();
+        }
+        let path = entry.path.clone();
+        let reader = std::thread::Builder::new().name("strata-cache".into());
+        match reader.spawn(move || read_verified(&path, &model_id)) {
+            Ok(reader) => entry.reader = Some(reader),
+            // Without a thread it is read when it is needed.
+            Err(_) => return true,
+        }
+        false
+    }
+
+    /// Lets go of what was fetched and not taken.
+    pub(crate) fn forget_fetched(&mut self) {
+        for entry in &mut self.entries {
+            entry.reader = None;
         }
     }
 
@@ -116,7 +160,11 @@ impl DiskCache {
         let entry = self.entries.get_mut(index)?;
         entry.used = uses;
         let written = entry.writer.take().is_none_or(|writer| matches!(writer.join(), Ok(Ok(()))));
-        let body = if written { read_verified(&entry.path, &model_id) } else { None };
+        let body = match entry.reader.take() {
+            _ if !written => None,
+            Some(reader) => reader.join().unwrap_or(None),
+            None => read_verified(&entry.path, &model_id),
+        };
         match body {
             Some(body) => {
                 // The order of use outlives the process as the order of modification times.
@@ -144,6 +192,19 @@ impl DiskCache {
                 let _ = writer.join();
             }
         }
+        for (writer, path) in self.leaving.drain(..) {
+            let _ = writer.join();
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Deletes the files that were given up before they were complete and are complete now.
+    fn clear_left(&mut self) {
+        for index in (0..self.leaving.len()).rev() {
+            if self.leaving[index].0.is_finished() {
+                let _ = fs::remove_file(self.leaving.swap_remove(index).1);
+            }
+        }
     }
 
     fn make_room(&mut self, bytes: u64) {
@@ -155,10 +216,10 @@ impl DiskCache {
 
     fn remove(&mut self, index: usize) {
         let entry = self.entries.remove(index);
-        if let Some(writer) = entry.writer {
-            let _ = writer.join();
+        match entry.writer {
+            Some(writer) if !writer.is_finished() => self.leaving.push((writer, entry.path)),
+            _ => drop(fs::remove_file(&entry.path)),
         }
-        let _ = fs::remove_file(&entry.path);
     }
 }
 

@@ -1,5 +1,7 @@
 //! States of conversations that lost their slot: in memory up to a number of bytes, and on disk if a folder is given.
 
+use std::sync::Arc;
+
 use super::super::handle::CacheStatus;
 use super::super::held::Held;
 use super::super::options::{EngineError, EngineOptions};
@@ -26,7 +28,7 @@ impl Source {
 
 struct RamEntry {
     head: Head,
-    body: Vec<u8>,
+    body: Arc<Vec<u8>>,
 }
 
 /// States outside the slots.
@@ -35,6 +37,8 @@ pub(crate) struct StateStore {
     ram: Vec<RamEntry>,
     ram_limit: u64,
     disk: Option<DiskCache>,
+    /// Rows and checkpoints of a state that was too large to keep: none larger need be tried.
+    too_large: Option<(usize, usize)>,
     pub(crate) status: CacheStatus,
 }
 
@@ -51,7 +55,13 @@ impl StateStore {
             }
         };
         let mut store =
-            StateStore { ram: Vec::new(), ram_limit: options.cache_ram_bytes, disk, status: CacheStatus::default() };
+            StateStore {
+                ram: Vec::new(),
+                ram_limit: options.cache_ram_bytes,
+                disk,
+                too_large: None,
+                status: CacheStatus::default(),
+            };
         store.count();
         Ok(store)
     }
@@ -64,6 +74,22 @@ impl StateStore {
         // Of equals the first: memory before disk.
         let best = ram.chain(disk).reduce(|best, next| if next.0 > best.0 { next } else { best })?;
         (best.0 >= FEWEST_ROWS).then_some(best)
+    }
+
+    pub(crate) fn has_disk_states(&self) -> bool {
+        self.disk.as_ref().is_some_and(|disk| !disk.entries().is_empty())
+    }
+
+    /// Reads a state from disk in the background; `true` once it is there (or found to be damaged).
+    pub(crate) fn fetch(&mut self, index: usize) -> bool {
+        self.disk.as_mut().is_none_or(|disk| disk.fetch(index))
+    }
+
+    /// Lets go of states that were fetched for requests that are gone.
+    pub(crate) fn forget_fetched(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.forget_fetched();
+        }
     }
 
     /// Puts a slot's state into it. `false`: it could not be read; the slot must be reset.
@@ -104,10 +130,16 @@ impl StateStore {
         let head = Head::of(slot);
         let in_ram = self.ram_limit == 0 || self.ram.iter().any(|entry| entry.head.covers(&head));
         let on_disk = self.disk.as_ref().is_none_or(|disk| disk.entries().iter().any(|entry| entry.head.covers(&head)));
-        if in_ram && on_disk {
+        let size = (slot.held.len(), slot.checkpoints.len());
+        let too_large = self.too_large.is_some_and(|(rows, points)| size.0 >= rows && size.1 >= points);
+        if (in_ram || too_large) && on_disk {
             return;
         }
         let Ok(body) = write_body(target, slot) else { return };
+        let body = Arc::new(body);
+        if body.len() as u64 > self.ram_limit {
+            self.too_large = Some(size);
+        }
         if !on_disk && let Some(disk) = &mut self.disk {
             disk.add(head.clone(), body.clone());
         }

@@ -18,6 +18,9 @@ pub(crate) struct Constraint {
     /// Tokens that come next whatever the logits say.
     forced: VecDeque<u32>,
     started: bool,
+    /// The reasoning was closed by force. The model, which did not mean to stop, may close it once more; that tag would be read as
+    /// part of the answer.
+    closed_by_force: bool,
 }
 
 impl Constraint {
@@ -44,6 +47,7 @@ impl Constraint {
             closing,
             forced: VecDeque::new(),
             started: false,
+            closed_by_force: false,
         };
         constraint.close_if_used_up();
         constraint
@@ -52,6 +56,11 @@ impl Constraint {
     /// The token that must come next.
     pub(crate) fn forced(&self) -> Option<u32> {
         self.forced.front().copied()
+    }
+
+    /// A token that must not come next whatever the grammar says.
+    pub(crate) fn forbidden(&self) -> Option<u32> {
+        self.think_end.filter(|_| self.closed_by_force && self.forced.is_empty())
     }
 
     /// What the grammar allows next; `None` allows everything.
@@ -89,6 +98,7 @@ impl Constraint {
     fn close_if_used_up(&mut self) {
         if self.in_reasoning && self.budget == Some(0) {
             self.forced.extend(&self.closing);
+            self.closed_by_force = true;
         }
     }
 }

@@ -68,6 +68,19 @@ pub fn encode_chat(
     tokenizer: &Tokenizer,
     input: &TemplateInput,
 ) -> Result<ChatPrompt, TextError> {
+    encode_chat_up_to(template, tokenizer, input, usize::MAX)
+}
+
+/// As [`encode_chat`], for at most `limit` tokens: of a longer conversation no more than that is encoded.
+///
+/// # Errors
+/// As [`encode_chat`], and [`TextError::TooLong`].
+pub fn encode_chat_up_to(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    input: &TemplateInput,
+    limit: usize,
+) -> Result<ChatPrompt, TextError> {
     let mut input = input.clone();
     input.messages = normalize_messages(&input.messages)?;
     let pictures = count_pictures(&input.messages);
@@ -96,7 +109,12 @@ pub fn encode_chat(
     let mut starts_in_reasoning = false;
     let (mut index, mut placed, mut from) = (0, 0, 0);
     let text_until = |to: usize, from: usize, tokens: &mut Vec<u32>, index: &mut usize| -> Result<(), TextError> {
-        let ids = tokenizer.encode(&mask.unmask(&masked[from..to]), Specials::AsText)?;
+        let left = limit.checked_sub(*index).ok_or(TextError::TooLong { limit })?;
+        let encoded = tokenizer.encode_up_to(&mask.unmask(&masked[from..to]), Specials::AsText, left);
+        let ids = encoded.map_err(|error| match error {
+            TextError::TooLong { .. } => TextError::TooLong { limit },
+            other => other,
+        })?;
         *index += ids.len();
         tokens.extend(ids);
         Ok(())

@@ -5,5 +5,5 @@ mod encode;
 mod python;
 mod template;
 
-pub use encode::{ChatPrompt, PromptPiece, encode_chat, normalize_messages};
+pub use encode::{ChatPrompt, PromptPiece, encode_chat, encode_chat_up_to, normalize_messages};
 pub use template::{ChatTemplate, TemplateInput};

@@ -28,6 +28,8 @@ pub struct OutputMode {
     pub starts_in_reasoning: bool,
     /// Tools on offer; `None` leaves tags of tool calls in the text.
     pub tools: Option<ToolSchemas>,
+    /// Reasoning comes out as it was said, with its tags and the blanks around them: for whoever shows all in one text.
+    pub keep_reasoning_tags: bool,
     /// Starts the ids of tool calls, so that they are unique across answers: `call_<prefix>_<index>`.
     pub id_prefix: String,
 }

@@ -23,6 +23,8 @@ enum State {
     /// Inside `<think>`, before its first word.
     ReasoningStart,
     Reasoning,
+    /// Reasoning that comes out as it is, up to its closing tag.
+    RawReasoning,
     /// After reasoning or a call: blanks before the next text are not part of it.
     ContentStart,
     Content,
@@ -86,12 +88,17 @@ pub struct OutputParser {
 impl OutputParser {
     /// A parser at the start of an answer.
     pub fn new(mode: OutputMode) -> Self {
-        let state = if mode.starts_in_reasoning { State::ReasoningStart } else { State::Start };
+        let (state, pieces) = match (mode.starts_in_reasoning, mode.keep_reasoning_tags) {
+            // The prompt holds the opening tag, as the template writes it.
+            (true, true) => (State::RawReasoning, vec![Piece::Reasoning(format!("{THINK}\n"))]),
+            (true, false) => (State::ReasoningStart, Vec::new()),
+            (false, _) => (State::Start, Vec::new()),
+        };
         Self {
             mode,
             state,
             buffer: String::new(),
-            pieces: Vec::new(),
+            pieces,
             calls: 0,
             function: String::new(),
             parameter: String::new(),
@@ -114,7 +121,7 @@ impl OutputParser {
 
     /// Whether the text read so far ends inside reasoning.
     pub fn in_reasoning(&self) -> bool {
-        matches!(self.state, State::ReasoningStart | State::Reasoning)
+        matches!(self.state, State::ReasoningStart | State::Reasoning | State::RawReasoning)
     }
 
     fn run(&mut self, last: bool) -> Vec<Piece> {
@@ -129,9 +136,11 @@ impl OutputParser {
 
     fn step(&mut self, last: bool) -> Step {
         match self.state {
+            State::Start if self.mode.keep_reasoning_tags => self.raw_opening(last),
             State::Start => self.opening(THINK, State::ReasoningStart, State::Content, true, last),
             State::ReasoningStart => self.opening(THINK, State::ReasoningStart, State::Reasoning, false, last),
             State::Reasoning => self.reasoning(last),
+            State::RawReasoning => self.raw_reasoning(last),
             State::ContentStart => self.opening("", State::Content, State::Content, false, last),
             State::Content => self.content(last),
             State::Call => self.call(last),
@@ -171,6 +180,38 @@ impl OutputParser {
                 Step::Go
             }
         }
+    }
+
+    /// As [`OutputParser::opening`] at the very start, where an opening tag is shown as it stands.
+    fn raw_opening(&mut self, last: bool) -> Step {
+        let rest = self.buffer.trim_start();
+        match starts(rest, THINK) {
+            Match::Partly if !last => return Step::Wait,
+            Match::Yes => {
+                let end = self.buffer.len() - rest.len() + THINK.len();
+                self.pieces.push(Piece::Reasoning(self.buffer.drain(..end).collect()));
+                self.state = State::RawReasoning;
+            }
+            _ => self.state = State::Content,
+        }
+        Step::Go
+    }
+
+    fn raw_reasoning(&mut self, last: bool) -> Step {
+        let found = self.buffer.find(END_THINK);
+        let end = match found {
+            Some(at) => at + END_THINK.len(),
+            None if last => self.buffer.len(),
+            None => self.buffer.len() - partial_tag(&self.buffer, END_THINK),
+        };
+        if found.is_some() {
+            self.state = State::Content;
+        }
+        if end == 0 {
+            return Step::Wait;
+        }
+        self.pieces.push(Piece::Reasoning(self.buffer.drain(..end).collect()));
+        Step::Go
     }
 
     /// Text up to `tag`; the blanks before the tag are dropped. Gives `true` once the tag was read.

@@ -18,6 +18,7 @@ fn tools() -> ToolSchemas {
 struct Case {
     name: &'static str,
     in_reasoning: bool,
+    keep_tags: bool,
     tools: bool,
     text: &'static str,
     reasoning: &'static str,
@@ -27,7 +28,7 @@ struct Case {
 }
 
 const PLAIN: Case =
-    Case { name: "", in_reasoning: false, tools: true, text: "", reasoning: "", content: "", calls: &[] };
+    Case { name: "", in_reasoning: false, keep_tags: false, tools: true, text: "", reasoning: "", content: "", calls: &[] };
 
 const CASES: &[Case] = &[
     Case { name: "nothing", ..PLAIN },
@@ -53,6 +54,32 @@ const CASES: &[Case] = &[
         text: "<think>\nHm.</think>Yes.",
         reasoning: "Hm.",
         content: "Yes.",
+        ..PLAIN
+    },
+    Case {
+        name: "reasoning with its tags",
+        in_reasoning: true,
+        keep_tags: true,
+        text: "Hm. \n</think>\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        reasoning: "<think>\nHm. \n</think>",
+        calls: &[("now", "{}", true)],
+        ..PLAIN
+    },
+    Case {
+        name: "reasoning with its tags, opened by the answer",
+        keep_tags: true,
+        tools: false,
+        text: "\n<think>\nHm.</think>\n\nYes. </think>",
+        reasoning: "\n<think>\nHm.</think>",
+        content: "\n\nYes. </think>",
+        ..PLAIN
+    },
+    Case {
+        name: "reasoning with its tags, cut off",
+        in_reasoning: true,
+        keep_tags: true,
+        text: "so </thi",
+        reasoning: "<think>\nso </thi",
         ..PLAIN
     },
     Case { name: "empty reasoning", in_reasoning: true, text: "\n</think>\n\nYes.", content: "Yes.", ..PLAIN },
@@ -238,7 +265,12 @@ const CASES: &[Case] = &[
 
 fn read<'t>(case: &Case, parts: impl IntoIterator<Item = &'t str>) -> Output {
     let mode =
-        OutputMode { starts_in_reasoning: case.in_reasoning, tools: case.tools.then(tools), id_prefix: "a1".into() };
+        OutputMode {
+            starts_in_reasoning: case.in_reasoning,
+            tools: case.tools.then(tools),
+            keep_reasoning_tags: case.keep_tags,
+            id_prefix: "a1".into(),
+        };
     let mut parser = OutputParser::new(mode);
     let mut output = Output::default();
     for part in parts {
