@@ -115,7 +115,9 @@ fn requests(service: &Service, asked: &Completion) -> Result<Vec<(Request, Readi
     let mut all = Vec::new();
     for prompt in &asked.prompts {
         let ids = match prompt {
-            RawPrompt::Text(text) => service.tokenizer.encode_up_to(text, specials, service.engine.ctx()).map_err(text_error)?,
+            RawPrompt::Text(text) => {
+                service.tokenizer.encode_up_to(text, specials, service.engine.ctx()).map_err(text_error)?
+            }
             RawPrompt::Tokens(ids) => {
                 let size = service.tokenizer.vocab_size();
                 if let Some(id) = ids.iter().find(|&&id| id as usize >= size) {

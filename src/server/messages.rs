@@ -203,7 +203,9 @@ fn moved(error: ApiError, path: &str, i: usize) -> ApiError {
 /// `POST /v1/messages/count_tokens`
 pub async fn count_tokens(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     let chat = read(&app, &COUNT_FORM.read(&body)?)?;
-    let rows = work::blocking(&app, move |app, service| Ok(chat_prompt(app, service, &chat, usize::MAX)?.prompt.rows())).await?;
+    let rows =
+        work::blocking(&app, move |app, service| Ok(chat_prompt(app, service, &chat, usize::MAX)?.prompt.rows()))
+            .await?;
     Ok(Json(json!({"input_tokens": rows})))
 }
 

@@ -48,7 +48,11 @@ pub const GENERATION_FIELDS: &[Field] = &[
     field("response_format", Kind::Object, "{\"type\": \"text\" | \"json_object\" | \"json_schema\"}"),
     field("cache_prompt", Kind::Flag, "Go on from held state of an earlier request (default true)"),
     field("speculative", Kind::Flag, "false generates without drafts; the text is the same"),
-    field("mtp", Kind::Integer(0, MAX_MTP_DEPTH as i64), "Drafts of the MTP head per window; 0 is none; the text is the same"),
+    field(
+        "mtp",
+        Kind::Integer(0, MAX_MTP_DEPTH as i64),
+        "Drafts of the MTP head per window; 0 is none; the text is the same",
+    ),
     field("id_slot", Kind::Integer(-1, 1 << 20), "Ignored: the slot that holds the longest start is taken"),
     field("user", Kind::Text, "Ignored"),
 ];

@@ -5,7 +5,8 @@
 pub fn golden(name: &str) -> Vec<u8> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     // The crate's folder is the repository or lies two levels below it.
-    let root = root.ancestors().find(|folder| folder.join("tests/golden/vision").is_dir()).expect("the goldens are there");
+    let root =
+        root.ancestors().find(|folder| folder.join("tests/golden/vision").is_dir()).expect("the goldens are there");
     let path = root.join("tests/golden/vision/pictures").join(name);
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }

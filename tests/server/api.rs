@@ -182,9 +182,14 @@ fn offsets_of_logprobs_count_the_echoed_prompt() {
     for (index, prompt) in ["Once é", "Twice"].iter().enumerate() {
         let choice = &reply["choices"][index];
         assert!(choice["text"].as_str().unwrap().starts_with(prompt));
-        let lengths = choice["logprobs"]["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap().chars().count());
+        let lengths =
+            choice["logprobs"]["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap().chars().count());
         let mut at = prompt.chars().count();
-        let want: Vec<Value> = lengths.map(|n| std::mem::replace(&mut at, at + n)).map(|at| json!(at)).collect();
+        let mut want = Vec::new();
+        for length in lengths {
+            want.push(at);
+            at += length;
+        }
         assert_eq!(choice["logprobs"]["text_offset"], json!(want), "{choice}");
     }
 }

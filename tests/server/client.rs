@@ -188,7 +188,8 @@ impl Server {
     /// The most memory the process ever had resident, in bytes; 0 where the system does not tell.
     pub fn peak_memory(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let peak =
+            status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
         peak.map_or(0.0, |kib: f64| kib * 1024.0)
     }
 

@@ -56,7 +56,10 @@ fn every_bad_request_is_refused_by_name() {
         (chat, with("reasoning_budget", json!(-2)), "reasoning_budget"),
         (
             chat,
-            with("tools", json!([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "text"}}}}}])),
+            with(
+                "tools",
+                json!([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "text"}}}}}]),
+            ),
             "tools[0].function.parameters.properties.a.type",
         ),
         ("/v1/completions", json!({"prompt": 5}), "prompt"),

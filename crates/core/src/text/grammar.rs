@@ -16,6 +16,16 @@ use super::{TextError, TokenKind, Tokenizer, gbnf};
 const LONGEST_TOKEN: usize = 1000;
 /// Largest grammar or schema read, in bytes.
 const MAX_SOURCE: usize = 1 << 20;
+/// Most properties of an object in a schema, and most entries of its other lists. The compiler goes one call deeper per property.
+const MAX_PROPERTIES: usize = 2000;
+/// Deepest brackets of a Lark or GBNF grammar: one call each as well.
+const MAX_NESTING: usize = 200;
+/// Stack of the thread that compiles, far above what the bounds above let it need.
+const COMPILER_STACK: usize = 256 << 20;
+/// Items of a row of the parser: about four for each property that may come next.
+const MAX_ROW_ITEMS: usize = 5 * MAX_PROPERTIES;
+/// Items the parser may make for one mask.
+const MAX_MASK_ITEMS: usize = 20 * MAX_ROW_ITEMS;
 /// Blanks between two tokens of JSON: a few, or line breaks with indentation. Without a bound a model that likes blanks would write
 /// nothing else up to its token limit.
 const JSON_BLANKS: &str = r"[ \t]{1,20}|(\r?\n){1,2}[ \t]{0,20}";
@@ -67,7 +77,10 @@ impl GrammarEnv {
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(tokenizer.eos_ids())));
             let mut factory = ParserFactory::new_simple(&env)?;
             factory.quiet();
-            factory.limits_mut().verbose_errors = false;
+            let limits = factory.limits_mut();
+            limits.verbose_errors = false;
+            limits.max_items_in_row = MAX_ROW_ITEMS;
+            limits.step_max_items = MAX_MASK_ITEMS;
             Ok(factory)
         }))
         .map_err(|error| failed(error.to_string()))?;
@@ -79,7 +92,14 @@ impl GrammarEnv {
                 byte_tokens[usize::from(byte)].get_or_insert(id as u32);
             }
         }
-        Ok(Arc::new(Self { factory, vocab_size, ends, think_end: tokenizer.id_of("</think>"), tool_call: both, byte_tokens }))
+        Ok(Arc::new(Self {
+            factory,
+            vocab_size,
+            ends,
+            think_end: tokenizer.id_of("</think>"),
+            tool_call: both,
+            byte_tokens,
+        }))
     }
 }
 
@@ -164,10 +184,27 @@ impl Grammar {
     /// # Errors
     /// [`TextError::Grammar`] with the compiler's message.
     pub fn new(env: &GrammarEnv, spec: &GrammarSpec, after_reasoning: bool) -> Result<Self, TextError> {
+        std::thread::scope(|scope| {
+            let compiler = std::thread::Builder::new().name("strata-grammar".into()).stack_size(COMPILER_STACK);
+            let compiled = compiler.spawn_scoped(scope, || Self::compile(env, spec, after_reasoning));
+            compiled
+                .map_err(|error| error.to_string())
+                .and_then(|thread| thread.join().map_err(|_| "the compiler failed on it".to_owned()))
+        })
+        .unwrap_or_else(|problem| Err(TextError::Grammar { kind: spec.kind(), problem }))
+    }
+
+    fn compile(env: &GrammarEnv, spec: &GrammarSpec, after_reasoning: bool) -> Result<Self, TextError> {
         let failed = |problem: String| TextError::Grammar { kind: spec.kind(), problem };
         if after_reasoning {
             // What cannot even start is refused here, not when the reasoning is over.
-            Self::new(env, spec, false)?;
+            Self::compile(env, spec, false)?;
+        }
+        match spec {
+            GrammarSpec::JsonSchema(schema) => check_schema(schema).map_err(failed)?,
+            GrammarSpec::ToolCalls { tools, .. } => tools.iter().try_for_each(check_schema).map_err(failed)?,
+            GrammarSpec::Lark(text) | GrammarSpec::Gbnf(text) => check_nesting(text).map_err(failed)?,
+            GrammarSpec::JsonObject | GrammarSpec::Regex(_) | GrammarSpec::Choice(_) => {}
         }
         let mut body = match spec {
             GrammarSpec::JsonObject => GrammarWithLexer::from_json_schema(bound_blanks(json!({"type": "object"}))),
@@ -265,6 +302,54 @@ impl Grammar {
     pub fn is_stopped(&self) -> bool {
         self.matcher.is_stopped()
     }
+}
+
+/// Refuses lists that the compiler cannot go through.
+fn check_schema(schema: &Json) -> Result<(), String> {
+    match schema {
+        Json::Object(map) => {
+            for (key, value) in map {
+                let count = match (key.as_str(), value) {
+                    ("properties" | "patternProperties" | "$defs" | "definitions", Json::Object(entries)) => {
+                        entries.len()
+                    }
+                    ("anyOf" | "oneOf" | "allOf" | "items" | "prefixItems" | "required", Json::Array(list)) => {
+                        list.len()
+                    }
+                    _ => 0,
+                };
+                if count > MAX_PROPERTIES {
+                    return Err(format!("`{key}` has {count} entries, at most {MAX_PROPERTIES} are supported"));
+                }
+                check_schema(value)?;
+            }
+            Ok(())
+        }
+        Json::Array(list) => list.iter().try_for_each(check_schema),
+        _ => Ok(()),
+    }
+}
+
+fn check_nesting(grammar: &str) -> Result<(), String> {
+    let mut depth = 0usize;
+    for line in grammar.lines() {
+        // Brackets in strings, expressions and classes need not close; where a rule begins none is open.
+        let name = |c: char| c.is_alphanumeric() || "_-.?!".contains(c);
+        if line.trim_start_matches(name).trim_start().starts_with(':') {
+            depth = 0;
+        }
+        for c in line.chars() {
+            match c {
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            if depth > MAX_NESTING {
+                return Err(format!("brackets are nested more than {MAX_NESTING} deep"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The schema with [`JSON_BLANKS`], unless it says itself where blanks may stand.
@@ -451,14 +536,26 @@ mod tests {
                 (0..count).map(|i| (format!("property_{i}"), json!({"type": "string"}))).collect();
             GrammarSpec::JsonSchema(json!({"type": "object", "properties": properties, "additionalProperties": false}))
         };
-        for count in [100, 600, 1000, 1500, 2000, 3000, 6000, 10000] {
-            let t = std::time::Instant::now();
-            let r = Grammar::new(&GRAMMAR, &object(count), false);
-            println!("{count} {:?} {:?}", r.as_ref().map(|_| ()), t.elapsed());
-            if r.is_ok() {
-                let t = std::time::Instant::now();
-                println!("{}", accepts(&object(count), &format!("{{\"property_50\": \"x\", \"property_{}\": \"y\"}}", count - 1)));
-                println!("{:?}", t.elapsed());
+        for count in [600, MAX_PROPERTIES] {
+            let text = format!("{{\"property_50\": \"x\", \"property_{}\": \"y\"}}", count - 1);
+            assert!(accepts(&object(count), &text), "{count}");
+        }
+        for count in [MAX_PROPERTIES + 1, 20_000] {
+            let problem = Grammar::new(&GRAMMAR, &object(count), false).unwrap_err().to_string();
+            assert!(problem.contains(&format!("{count} entries")), "{problem}");
+        }
+    }
+
+    #[test]
+    fn grammars_nested_without_end_are_refused() {
+        let deep = |open: &str, close: &str| format!("{}\"a\"{}", open.repeat(30_000), close.repeat(30_000));
+        for (open, close) in [("(", ")"), ("[", "]"), ("(\n", ")")] {
+            for spec in [
+                GrammarSpec::Lark(format!("start: {}\n", deep(open, close))),
+                GrammarSpec::Gbnf(format!("root ::= {}\n", deep(open, close))),
+                GrammarSpec::Regex(deep(open, close)),
+            ] {
+                assert!(Grammar::new(&GRAMMAR, &spec, false).is_err(), "{open:?} {}", spec.kind());
             }
         }
     }
@@ -470,7 +567,8 @@ mod tests {
             format!("<tool_call>\n<function=f>\n<parameter=a>\n{json}\n</parameter>\n</function>\n</tool_call>")
         };
         let calls = GrammarSpec::ToolCalls { tools: vec![tool], parallel: false };
-        for spec in [GrammarSpec::JsonObject, GrammarSpec::JsonSchema(json!({})), GrammarSpec::JsonSchema(json!(true))] {
+        for spec in [GrammarSpec::JsonObject, GrammarSpec::JsonSchema(json!({})), GrammarSpec::JsonSchema(json!(true))]
+        {
             assert!(accepts(&spec, "{\n  \"a\": [\n    1,\n\t2\n  ]\r\n}"), "{spec:?}");
             assert!(!accepts(&spec, &format!("{{{}}}", " ".repeat(200))), "{spec:?}");
             assert!(!accepts(&spec, &format!("{{{}}}", "\n".repeat(200))), "{spec:?}");

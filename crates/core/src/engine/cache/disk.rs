@@ -51,16 +51,15 @@ impl DiskCache {
     pub(crate) fn open(folder: &Path, model_id: [u8; 32], limit: u64) -> io::Result<DiskCache> {
         fs::create_dir_all(folder)?;
         remove_leftovers(folder, None);
-        let mut cache =
-            DiskCache {
-                folder: folder.to_path_buf(),
-                model_id,
-                limit,
-                entries: Vec::new(),
-                leaving: Vec::new(),
-                uses: 0,
-                refused: 0,
-            };
+        let mut cache = DiskCache {
+            folder: folder.to_path_buf(),
+            model_id,
+            limit,
+            entries: Vec::new(),
+            leaving: Vec::new(),
+            uses: 0,
+            refused: 0,
+        };
         let mut found: Vec<(SystemTime, PathBuf)> = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();

@@ -54,14 +54,13 @@ impl StateStore {
                 Some(opened.map_err(|cause| EngineError::CacheFolder { path: folder.display().to_string(), cause })?)
             }
         };
-        let mut store =
-            StateStore {
-                ram: Vec::new(),
-                ram_limit: options.cache_ram_bytes,
-                disk,
-                too_large: None,
-                status: CacheStatus::default(),
-            };
+        let mut store = StateStore {
+            ram: Vec::new(),
+            ram_limit: options.cache_ram_bytes,
+            disk,
+            too_large: None,
+            status: CacheStatus::default(),
+        };
         store.count();
         Ok(store)
     }

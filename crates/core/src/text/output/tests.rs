@@ -27,8 +27,16 @@ struct Case {
     calls: &'static [(&'static str, &'static str, bool)],
 }
 
-const PLAIN: Case =
-    Case { name: "", in_reasoning: false, keep_tags: false, tools: true, text: "", reasoning: "", content: "", calls: &[] };
+const PLAIN: Case = Case {
+    name: "",
+    in_reasoning: false,
+    keep_tags: false,
+    tools: true,
+    text: "",
+    reasoning: "",
+    content: "",
+    calls: &[],
+};
 
 const CASES: &[Case] = &[
     Case { name: "nothing", ..PLAIN },
@@ -264,13 +272,12 @@ const CASES: &[Case] = &[
 ];
 
 fn read<'t>(case: &Case, parts: impl IntoIterator<Item = &'t str>) -> Output {
-    let mode =
-        OutputMode {
-            starts_in_reasoning: case.in_reasoning,
-            tools: case.tools.then(tools),
-            keep_reasoning_tags: case.keep_tags,
-            id_prefix: "a1".into(),
-        };
+    let mode = OutputMode {
+        starts_in_reasoning: case.in_reasoning,
+        tools: case.tools.then(tools),
+        keep_reasoning_tags: case.keep_tags,
+        id_prefix: "a1".into(),
+    };
     let mut parser = OutputParser::new(mode);
     let mut output = Output::default();
     for part in parts {
