@@ -345,7 +345,7 @@ fn check_nesting(grammar: &str) -> Result<(), String> {
                 _ => {}
             }
             if depth > MAX_NESTING {
-                return Err(format!("brackets are nested more than {MAX_NESTING} deep"));
+                return Err(format!("brackets nest too deep: more than {MAX_NESTING}"));
             }
         }
     }
