@@ -117,6 +117,117 @@ fn a_rejection_at_any_place_leaves_the_state_of_reading_the_accepted_tokens() {
     }
 }
 
+/// Proposes up to `most` tokens of whichever answer it knows goes on here, with a wrong one at a place of every window.
+struct WrongInEach {
+    answers: Vec<(usize, Vec<u32>)>,
+    most: usize,
+    place: usize,
+}
+
+impl CustomDrafter for WrongInEach {
+    fn propose(&self, tokens: &[u32], room: usize, out: &mut Vec<u32>) {
+        let known =
+            self.answers.iter().find(|(prompt_rows, whole)| tokens.len() >= *prompt_rows && whole.starts_with(tokens));
+        let Some((_, whole)) = known else { return };
+        let right = whole[tokens.len()..].iter().take(room.min(self.most));
+        out.extend(right.enumerate().map(|(i, &id)| if i == self.place { (id + 1) % 1000 } else { id }));
+    }
+}
+
+#[test]
+fn a_rejection_at_every_place_of_windows_of_every_depth_leaves_no_trace_in_1_and_8_slots() {
+    let requests: Vec<Request> = varied()
+        .into_iter()
+        .map(|request| Request { ignore_eos: true, stop: vec![], max_tokens: Some(16), ..request })
+        .collect();
+    let expected: Vec<Answer> = requests.iter().map(|request| ask(&start(1, plain()), request).0).collect();
+    let whole = |(request, answer): (&Request, &Answer)| {
+        let prompt = match &request.prompt.pieces[..] {
+            [PromptItem::Tokens(ids)] => ids.clone(),
+            _ => panic!("one piece of tokens"),
+        };
+        (prompt.len(), [prompt, answer.ids.clone()].concat())
+    };
+    let answers: Vec<_> = requests.iter().zip(&expected).map(whole).collect();
+    for most in 1..=4 {
+        // (At `most` nothing is wrong.)
+        for place in 0..=most {
+            for slots in [1, 8] {
+                let drafter = Arc::new(WrongInEach { answers: answers.clone(), most, place });
+                let (options, seen) = audited(EngineOptions {
+                    slots,
+                    max_window: 8 * (most + 1),
+                    custom_drafter: Some(drafter),
+                    ..plain()
+                });
+                let case = format!("depth {most}, wrong at {place}, {slots} slots");
+                let requests = if slots == 1 { &requests[..2] } else { &requests[..] };
+                for (n, (answer, stats)) in ask_together(&start(2, options), requests).into_iter().enumerate() {
+                    assert_eq!(answer, expected[n], "request {n}, {case}");
+                    let per_place = &stats.accepted_per_position;
+                    assert!(per_place.iter().take(place).all(|(tried, right)| tried == right), "{case}: {per_place:?}");
+                    assert!(per_place.get(place).is_none_or(|(_, right)| *right == 0), "{case}: {per_place:?}");
+                    assert_eq!(per_place.len(), most, "{case}");
+                }
+                assert_states(&seen, &case);
+            }
+        }
+    }
+}
+
+#[test]
+fn head_and_ngram_drafts_in_8_slots_with_room_for_all_leave_the_states_of_reading_afresh() {
+    let ngram = Some(NgramOptions { min_match: 1, long_match: 3, max_draft: 6 });
+    for (mtp, ngram) in [(MtpSetting::Depth(4), None), (MtpSetting::Depth(2), ngram), (MtpSetting::Off, ngram)] {
+        let (options, seen) = audited(EngineOptions { slots: 8, max_window: 40, mtp, ngram, ..plain() });
+        let found = ask_together(&start(2, options), &varied());
+        for (n, ((answer, _), expected)) in found.iter().zip(expected()).enumerate() {
+            assert_eq!(answer, expected, "request {n}, {mtp:?}, {ngram:?}");
+        }
+        let drafting = found.iter().filter(|(_, stats)| stats.drafted > 0).count();
+        assert!(drafting == 8 || mtp == MtpSetting::Off && drafting > 1, "{drafting} slots draft, {mtp:?}");
+        assert_states(&seen, &format!("{mtp:?}, {ngram:?}"));
+    }
+}
+
+#[test]
+fn a_request_dropped_while_it_drafts_leaves_a_slot_like_a_fresh_one() {
+    let ngram = Some(NgramOptions { min_match: 1, long_match: 3, max_draft: 6 });
+    let long = Request { ignore_eos: true, max_tokens: Some(600), ..varied()[7].clone() };
+    let prompt = match &long.prompt.pieces[0] {
+        PromptItem::Tokens(ids) => ids.clone(),
+        PromptItem::Picture(_) => panic!("a picture"),
+    };
+    let after = varied();
+    for (mtp, ngram, slots) in [
+        (MtpSetting::Depth(3), None, 1),
+        (MtpSetting::Depth(2), ngram, 1),
+        (MtpSetting::Depth(4), None, 2),
+        (MtpSetting::Auto, ngram, 1),
+    ] {
+        let (options, seen) = audited(EngineOptions { slots, mtp, ngram, ..plain() });
+        let engine = start(2, options);
+        for (round, heard) in [1, 6, 13].into_iter().enumerate() {
+            let case = format!("{mtp:?}, {ngram:?}, {slots} slots, dropped after {heard} tokens");
+            let mut dropped = engine.submit(long.clone()).expect("taken");
+            let mut ids = prompt.clone();
+            while ids.len() < prompt.len() + heard {
+                if let Some(Event::Token { id, .. }) = dropped.recv() {
+                    ids.push(id);
+                }
+            }
+            drop(dropped);
+            // Going on from what was heard, which the slot holds, and something else.
+            ids.extend(tokens(" And then?"));
+            let next = Request { prompt: Prompt::tokens(ids), ..varied()[round + 1].clone() };
+            assert_eq!(ask(&engine, &next).0, ask(&start(1, plain()), &next).0, "goes on, {case}");
+            assert_eq!(ask(&engine, &after[round]).0, expected()[round], "{case}");
+        }
+        assert_eq!(engine.status().totals.cancelled, 3);
+        assert_states(&seen, &format!("{mtp:?}, {ngram:?}, {slots} slots"));
+    }
+}
+
 #[test]
 fn states_after_head_drafts_are_those_of_reading_afresh() {
     for depth in 1..=4 {

@@ -89,12 +89,19 @@ fn a_picture_of_over_a_thousand_rows_read_in_chunks_of_16_and_512_gives_the_same
 }
 
 #[test]
-fn drafts_change_no_bit_behind_a_picture() {
-    for depth in [1, 3] {
-        let engine = start(2, EngineOptions { mtp: MtpSetting::Depth(depth), ..plain() });
-        let found: Vec<_> = requests().iter().map(|request| ask(&engine, request)).collect();
-        assert_alone(&found, &format!("drafts of {depth}"));
-        assert!(found.iter().any(|(_, stats)| stats.drafted > 0), "drafts were made");
+fn drafts_change_no_bit_behind_a_picture_alone_and_in_a_batch() {
+    let ngram = Some(NgramOptions { min_match: 1, long_match: 3, max_draft: 6 });
+    let auto = MtpSetting::Auto;
+    for (mtp, ngram) in [(MtpSetting::Depth(1), None), (MtpSetting::Depth(3), ngram), (auto, ngram)] {
+        for slots in [1, 4] {
+            let engine = start(2, EngineOptions { slots, max_window: 16, prompt_chunk: 32, mtp, ngram, ..plain() });
+            // The second time the pictures are held.
+            for _ in 0..2 {
+                let found = ask_together(&engine, &requests());
+                assert_alone(&found, &format!("{mtp:?}, {ngram:?}, {slots} slots"));
+                assert!(found.iter().any(|(_, stats)| stats.drafted > 0) || mtp == auto, "drafts were made");
+            }
+        }
     }
 }
 
