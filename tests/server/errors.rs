@@ -191,7 +191,8 @@ fn bad_arguments_end_the_command_with_code_2_and_a_reason() {
         (vec!["--api-key-file", "/nonexistent"], "/nonexistent"),
         (vec!["--image-dir", "/nonexistent"], "/nonexistent"),
         (vec!["-m", "/nonexistent.gguf"], "/nonexistent.gguf"),
-        (vec!["--port", "0", "--ctx-size", "100000000"], "would fit"),
+        (vec!["--port", "0", "--ctx-size", "100000000"], "trained for"),
+        (vec!["--port", "0", "--cache-ram", "99999999"], "are available"),
     ] {
         let (code, stderr) = run(&args);
         assert_eq!(code, Some(2), "{args:?}: {stderr}");
