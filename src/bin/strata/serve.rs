@@ -1,5 +1,6 @@
 //! `strata serve`: the HTTP server. Binds first, so that clients see "loading" instead of nothing, then loads the model.
 
+use crate::cli::allocator;
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
 use crate::cli::settings::{DraftArgs, Think, positive};
@@ -309,6 +310,7 @@ fn model_id(file: &GgufFile) -> [u8; 32] {
 
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
+    allocator::settle();
     // What can be wrong with the arguments and the file's header is found before anything listens.
     let file = args.model.open()?;
     let name = args.network.alias.clone();

@@ -1,6 +1,7 @@
 //! What the subcommands share: finding and opening models, error messages and exit codes, outputs, progress bars,
 //! interrupts.
 
+pub mod allocator;
 pub mod comparison;
 pub mod failure;
 pub mod input;
