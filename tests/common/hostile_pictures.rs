@@ -97,6 +97,13 @@ pub fn bmp(width: i32, height: i32, bits: u16, compression: u32, data: &[u8]) ->
     out
 }
 
+/// A GIF of 4 x 4 pixels with one frame of `side` x `side`.
+fn gif_frame(side: u16) -> Vec<u8> {
+    let side = side.to_le_bytes();
+    let frame = [&[0x2c, 0, 0, 0, 0][..], &side, &side, &[0, 2, 2, 0x4c, 1, 0, 0x3b]].concat();
+    [&b"GIF89a\x04\0\x04\0\x80\0\0\0\0\0\xff\xff\xff"[..], &frame].concat()
+}
+
 /// Pictures that must be refused, each with words its error must contain.
 pub fn refused() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let half = |name: &str| {
@@ -145,6 +152,8 @@ pub fn refused() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("GIF without a frame", [&gif[..13], b";"].concat(), "GIF"),
         ("GIF cut short", gif[..gif.len() / 3].to_vec(), "GIF"),
         ("GIF of 65,535 x 65,535", patched("still.gif", 6, &[0xff; 4]), "at most"),
+        ("GIF with a frame of 65,535 x 65,535", gif_frame(0xffff), "at most"),
+        ("GIF with a frame of 30,000 x 30,000", gif_frame(30_000), "at most"),
         ("BMP header alone", b"BM\0\0\0\0\0\0\0\0".to_vec(), "BMP"),
         ("BMP of 2 billion pixels a side", bmp(i32::MAX, i32::MAX, 24, 0, &[]), ""),
         ("BMP of negative width", bmp(-5, 5, 24, 0, &[0; 80]), "BMP"),

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use strata::bundled;
-use strata_core::vision::checksum::Checksum;
+use strata_core::vision::checksum::{Checksum, pin_beside};
 use strata_core::vision::dump::{Comparison, compare, read_rows, write_png, write_rows};
 use strata_core::vision::{EncodeTimes, PictureRows, PreprocessOptions, Preprocessed, VisionEncoder};
 
@@ -47,7 +47,8 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let inputs = [Some(args.picture.as_path()), args.vision.mmproj.as_deref(), args.compare.as_deref()];
+    let pin = args.vision.mmproj.as_deref().map(pin_beside);
+    let inputs = [Some(args.picture.as_path()), args.vision.mmproj.as_deref(), pin.as_deref(), args.compare.as_deref()];
     output::check(&[args.out.as_deref(), args.render.as_deref()], &inputs)?;
     let bytes = input::read(&args.picture)?;
     let threads =

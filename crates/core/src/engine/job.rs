@@ -181,7 +181,10 @@ impl Job {
                     (None, Some(never)) => self.sampler.choose(logits, position, Some(&|id| id != never)),
                     (Some(mask), _) => self.sampler.choose(logits, position, Some(&|id| mask.allows(id))),
                 };
-                let choice = choice.ok_or(NOTHING_ALLOWED)?;
+                let choice = choice.ok_or_else(|| match logits.iter().any(|logit| logit.is_finite()) {
+                    true => NOTHING_ALLOWED.to_owned(),
+                    false => "the model's logits are not finite: a weight in the file is damaged".to_owned(),
+                })?;
                 (choice.id, choice.logprobs)
             }
         };

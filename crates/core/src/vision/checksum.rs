@@ -20,12 +20,19 @@ pub enum Checksum {
     },
 }
 
+/// Where the hash of the encoder at `path` is looked for when none is given.
+pub fn pin_beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".sha256");
+    PathBuf::from(name)
+}
+
 /// Checks the file at `path` against `pinned`, or else against the first word of `<path>.sha256` where that exists.
 ///
 /// # Errors
 /// When the sums differ, the pinned one is not 64 hex digits, or a file cannot be read.
 pub fn verify(path: &Path, pinned: Option<&str>) -> Result<Checksum, VisionError> {
-    let beside = PathBuf::from(format!("{}.sha256", path.display()));
+    let beside = pin_beside(path);
     let (expected, pinned_by) = match pinned {
         Some(pinned) => (pinned.to_string(), "given as an option".to_string()),
         None if beside.exists() => {

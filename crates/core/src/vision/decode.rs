@@ -5,7 +5,7 @@
 
 use super::VisionError;
 use image::codecs::{bmp::BmpDecoder, gif::GifDecoder, jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
-use image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageFormat, Limits};
+use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, Limits};
 use std::io::Cursor;
 
 /// Longest file that is looked at.
@@ -70,11 +70,8 @@ pub fn decode(bytes: &[u8]) -> Result<Picture, VisionError> {
             ("WebP", read(decoder, "WebP")?)
         }
         Some(ImageFormat::Gif) => {
-            let image = read(GifDecoder::new(input()).map_err(damaged("GIF"))?, "GIF")?;
-            let mut frames = GifDecoder::new(input()).map_err(damaged("GIF"))?;
-            frames.set_limits(limits()).map_err(damaged("GIF"))?;
-            animated(frames.into_frames().nth(1).is_some());
-            ("GIF", image)
+            animated(check_gif_frames(bytes)? > 1);
+            ("GIF", read(GifDecoder::new(input()).map_err(damaged("GIF"))?, "GIF")?)
         }
         Some(ImageFormat::Bmp) => ("BMP", read(BmpDecoder::new(input()).map_err(damaged("BMP"))?, "BMP")?),
         other => return Err(VisionError::UnknownFormat { found: describe(bytes, other) }),
@@ -136,6 +133,35 @@ fn check_jpeg_scans(bytes: &[u8]) -> Result<(), VisionError> {
         }
         let Some(&[high, low]) = bytes.get(at..at + 2) else { return Err(cut()) };
         at += usize::from(u16::from_be_bytes([high, low])).max(2);
+    }
+}
+
+/// Walks a GIF's blocks and counts its frames; refuses a frame of too many pixels, for which the decoder would make room however
+/// small the picture is. What is damaged otherwise is left to the decoder.
+fn check_gif_frames(bytes: &[u8]) -> Result<usize, VisionError> {
+    let color_table = |flags: u8| if flags & 0x80 != 0 { 3 << ((flags & 7) + 1) } else { 0 };
+    // Data comes in sub-blocks, each with its length in front, up to one of length 0.
+    let past_data = |mut at: usize| loop {
+        match bytes.get(at) {
+            None => return at,
+            Some(0) => return at + 1,
+            Some(&length) => at += 1 + usize::from(length),
+        }
+    };
+    let mut frames = 0;
+    let mut at = 13 + bytes.get(10).map_or(0, |&flags| color_table(flags));
+    loop {
+        match bytes.get(at) {
+            Some(0x21) => at = past_data(at + 2),
+            Some(0x2c) => {
+                let Some(&[_, _, _, _, w0, w1, h0, h1, flags]) = bytes.get(at + 1..at + 10) else { return Ok(frames) };
+                let (width, height) = (u16::from_le_bytes([w0, w1]), u16::from_le_bytes([h0, h1]));
+                within("pixels of a GIF frame:", u64::from(width) * u64::from(height), MAX_PIXELS)?;
+                frames += 1;
+                at = past_data(at + 10 + color_table(flags) + 1);
+            }
+            _ => return Ok(frames),
+        }
     }
 }
 

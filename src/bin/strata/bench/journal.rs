@@ -4,7 +4,7 @@ use super::figures::Row;
 use crate::cli::failure::BadInput;
 use anyhow::Result;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use strata_core::output::{OutputError, check_append};
@@ -48,13 +48,17 @@ pub fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
+/// How every entry begins.
+const ENTRY_START: &[u8; 12] = b"{\"unix_time\"";
+
 /// Refuses a journal that cannot be appended to, before anything is measured: an input, a device, a file that is none.
 pub fn check(path: &Path, inputs: &[Option<&Path>]) -> Result<()> {
     let inputs: Vec<&Path> = inputs.iter().flatten().copied().collect();
     check_append(path, &inputs)?;
-    let mut first = [0];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut first));
-    if read.is_ok_and(|n| n > 0) && first != *b"{" {
+    // Entries are one line each and begin with the time.
+    let mut start = [0; ENTRY_START.len()];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read(&mut start));
+    if read.is_ok_and(|n| n > 0) && start != *ENTRY_START {
         let what = format!("{}: a file is there that is no journal (JSON lines)", path.display());
         return Err(BadInput::new(what).hint("name another one with --journal FILE").into());
     }
@@ -75,7 +79,16 @@ pub fn append(path: &Path, machine: &Value, model: &Value, settings: &Value, row
     let write = || {
         let mut file = std::fs::File::options().create(true).append(true).open(path)?;
         // One call, so that two benchmarks at the same time do not mix their lines.
-        file.write_all(format!("{entry}\n").as_bytes())
+        // An entry that a crash cut short keeps a line of its own.
+        let ends_well = file.metadata()?.len() == 0 || {
+            let mut last = [0];
+            let mut reader = std::fs::File::open(path)?;
+            reader.seek(SeekFrom::End(-1))?;
+            reader.read_exact(&mut last)?;
+            last == *b"\n"
+        };
+        let lead = if ends_well { "" } else { "\n" };
+        file.write_all(format!("{lead}{entry}\n").as_bytes())
     };
     write().map_err(|source| OutputError::Io { path: path.to_path_buf(), action: "append to it", source })?;
     Ok(())
