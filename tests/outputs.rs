@@ -246,3 +246,43 @@ fn an_interrupted_conversion_says_what_it_left() {
     }
     assert!(!folder.names().iter().any(|name| name.ends_with(".partial")));
 }
+
+#[test]
+fn what_comes_in_by_another_way_is_an_input_too() {
+    let folder = Folder::new();
+    let piped = |args: &[&str], file: &str| {
+        folder.command(args).stdin(std::fs::File::open(folder.at(file)).unwrap()).output().unwrap()
+    };
+    let whole = |name: &str| std::fs::read(folder.at(name)).unwrap();
+    std::fs::write(folder.at("mmproj.gguf.sha256"), "0").unwrap();
+    std::fs::write(folder.at("settings.json"), "{\"a\": 1}").unwrap();
+    let before = ["text.txt", "x.png", "mmproj.gguf.sha256", "settings.json"].map(whole);
+    for (output, says) in [
+        (piped(&["perplexity", "-m", "model.gguf", "-f", "-", "--save", "text.txt"], "text.txt"), "text.txt"),
+        (piped(&["vision", "-", "--mmproj", "mmproj.gguf", "--render", "x.png"], "x.png"), "x.png"),
+        // The hash that pins the encoder.
+        (folder.strata(&["vision", "x.png", "--mmproj", "mmproj.gguf", "--out", "mmproj.gguf.sha256"]), "sha256"),
+        // A part of the split output.
+        (
+            folder.strata(&[
+                "convert",
+                HF,
+                "--force",
+                "--split-max-size",
+                "5M",
+                "-o",
+                "z.gguf",
+                "--mmproj",
+                "z-00002-of-00004.gguf",
+            ]),
+            "z-00002-of-00004.gguf",
+        ),
+        // JSON, but no journal.
+        (folder.strata(&["bench", "-m", "model.gguf", "--journal", "settings.json"]), "settings.json"),
+    ] {
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains(says), "{told}");
+    }
+    assert_eq!(["text.txt", "x.png", "mmproj.gguf.sha256", "settings.json"].map(whole), before);
+}
