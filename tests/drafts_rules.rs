@@ -14,6 +14,12 @@ use strata_core::text::{Grammar, GrammarEnv};
 
 const NGRAM: NgramOptions = NgramOptions { min_match: 1, long_match: 3, max_draft: 6 };
 
+/// Auto drafts that bet whatever machine runs the test.
+fn sure_of(row: f64, step: f64) -> EngineOptions {
+    let draft_costs = Some(DraftCosts { row, step });
+    EngineOptions { mtp: MtpSetting::Auto, max_window: 20, draft_costs, ..plain() }
+}
+
 /// Every way to draft, with room for it in a batch of four.
 fn draft_settings() -> Vec<EngineOptions> {
     let with = |mtp, ngram| EngineOptions { mtp, ngram, max_window: 20, ..plain() };
@@ -27,6 +33,7 @@ fn draft_settings() -> Vec<EngineOptions> {
         with(MtpSetting::Auto, Some(NGRAM)),
         EngineOptions { draft_vocab: Some(400), draft_p_min: 0.3, ..with(MtpSetting::Depth(4), None) },
         EngineOptions { draft_vocab: Some(400), draft_p_min: 0.3, ..with(MtpSetting::Auto, Some(NGRAM)) },
+        sure_of(0.02, 0.02),
     ]
 }
 
@@ -48,7 +55,8 @@ fn assert_drafts_change_nothing(requests: &[Request]) -> Vec<Answer> {
                 drafted += stats.drafted;
             }
         }
-        assert!(drafted > 0 || options.mtp == MtpSetting::Auto, "{:?} drafted nothing", options.mtp);
+        let measures = options.mtp == MtpSetting::Auto && options.draft_costs.is_none();
+        assert!(drafted > 0 || measures, "{:?} drafted nothing", options.mtp);
     }
     expected
 }
@@ -87,6 +95,35 @@ fn seeds_filters_penalties_and_bias() {
     ];
     let answers = assert_drafts_change_nothing(&requests);
     assert!(answers.iter().all(|answer| answer.ids.len() == 36 && answer.logprobs.iter().all(|row| row.len() == 6)));
+}
+
+#[test]
+fn auto_drafts_cut_short_by_doubt_and_over_part_of_the_vocabulary() {
+    let requests: Vec<Request> = ["Tell me a story about a dog.", "List some words.", "What is the capital of France?"]
+        .iter()
+        .flat_map(|question| [0.0, 0.8].map(|heat| (question, heat)))
+        .map(|(question, temperature)| Request {
+            sampling: Sampling { temperature, seed: 31, ..Sampling::default() },
+            ignore_eos: true,
+            ..text_request(&chat(question), 120)
+        })
+        .collect();
+    let expected = plain_answers(&requests);
+    let mut seen = Vec::new();
+    for (row, step) in [(0.02, 0.02), (0.1, 0.3)] {
+        let engine = start(2, sure_of(row, step));
+        let mut drafted = 0;
+        for (request, expected) in requests.iter().zip(&expected) {
+            let (answer, stats) = ask(&engine, request);
+            assert_eq!(&answer, expected, "row {row}, step {step}");
+            drafted += stats.drafted;
+        }
+        let drafts = engine.status().drafts;
+        assert!(drafted > 100, "row {row}, step {step}: {drafted} drafted, {drafts:?}");
+        seen.push((drafts.ended_unsure, drafts.vocabulary));
+    }
+    assert!(seen.iter().any(|(ended_unsure, _)| *ended_unsure > 20), "chains ended by doubt: {seen:?}");
+    assert!(seen.iter().any(|(_, vocabulary)| vocabulary.is_some()), "a part of the vocabulary: {seen:?}");
 }
 
 fn grammar(spec: &GrammarSpec, after_reasoning: bool) -> Option<Grammar> {

@@ -59,6 +59,63 @@ fn prompt_file_and_pipe_give_the_same_answer() {
 }
 
 #[test]
+fn text_piped_in_beside_a_prompt_follows_it() {
+    let (question, rest) = ("Write a Python function", "that checks if a string is a palindrome.");
+    let both = with_stdin(&["run", "--json", "--think", "no", "-p", question], format!("{rest}\n").as_bytes());
+    let both: serde_json::Value = serde_json::from_slice(&both.stdout).expect("JSON");
+    let joined = json(&["run", "--json", "--think", "no", "-p", &format!("{question}\n\n{rest}")]);
+    assert_eq!(both["tokens"], joined["tokens"]);
+    assert_eq!(both["timings"]["prompt_tokens"], joined["timings"]["prompt_tokens"]);
+    assert_eq!(text(&with_stdin(&["run", "--think", "no", "-p", QUESTION], b"").stdout), ANSWER);
+    for empty in [with_stdin(&["run", "-p", ""], b""), output(&["run", "-p", ""]), with_stdin(&["run"], b"")] {
+        assert_eq!(empty.status.code(), Some(2));
+        assert!(text(&empty.stderr).contains("is empty"), "{}", text(&empty.stderr));
+    }
+}
+
+#[test]
+fn what_cut_an_answer_and_flags_that_change_nothing_are_said() {
+    let err = |args: &[&str]| {
+        let out = output(&[&["run", "--raw", "-p", "One, two,", "-q"], args].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stderr).to_owned()
+    };
+    assert!(err(&["-n", "3"]).contains("cut at -n 3"));
+    assert!(err(&["-c", "24", "--ignore-eos"]).contains("context of 24 tokens is full (-c)"));
+    let loud = |args: &[&str]| {
+        text(&output(&[&["run", "--raw", "-p", "One, two,", "-n", "2"], args].concat()).stderr).to_owned()
+    };
+    assert!(loud(&["--seed", "7", "--top-k", "40"]).contains("--top-k, --seed change nothing without --temp"));
+    assert!(!loud(&["--seed", "-1", "--temp", "1"]).contains("without --temp"));
+}
+
+#[test]
+fn an_instruction_set_that_is_none_is_refused() {
+    let out = strata(&["run", "-p", "x"]).env("STRATA_SIMD", "foo").output().expect("the binary starts");
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("STRATA_SIMD") && text(&out.stderr).contains("scalar"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn an_encoder_beside_the_model_is_named_and_several_are_asked_about_only_for_a_picture() {
+    let golden = |name: &str| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model.gguf");
+    std::fs::copy(golden("tiny.gguf"), &model).expect("copied");
+    std::fs::copy(golden("tiny-mmproj.gguf"), folder.path().join("tiny-mmproj.gguf")).expect("copied");
+    let (model, picture) = (model.to_str().expect("UTF-8").to_owned(), golden("square.png"));
+    let with = ["run", "-m", &model, "-n", "1", "-p", "What is this?", "--image", picture.to_str().expect("UTF-8")];
+    let out = output(&with);
+    assert!(out.status.success() && text(&out.stderr).contains("tiny-mmproj.gguf"), "{}", text(&out.stderr));
+    std::fs::copy(golden("tiny-mmproj.gguf"), folder.path().join("mmproj-2.gguf")).expect("copied");
+    let out = output(&with);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{err}");
+    assert!(err.contains("mmproj-2.gguf") && err.contains("tiny-mmproj.gguf") && err.contains("--mmproj FILE"), "{err}");
+    assert!(output(&with[..7]).status.success());
+}
+
+#[test]
 fn json_holds_text_reasoning_ids_and_timings() {
     let value = json(&["run", "--json", "-p", "What is 6 - 4?"]);
     assert!(!value["reasoning"].as_str().expect("text").is_empty(), "the template opens a reasoning block");
@@ -209,6 +266,8 @@ fn bad_usage_is_one_clear_error_and_exit_code_2() {
         (&["run", "-p", "x", "-m", "tests/golden/tiny-hf/config.json"], "strata convert"),
         (&["run", "-p", "x", "-m", "tests/golden/tiny-mmproj.gguf"], "--mmproj"),
         (&["run", "-p", "x", "--stop", ""], "--stop"),
+        (&["run", "-p", "x", "--draft-vocab", "0"], "--draft-vocab is 0"),
+        (&["run", "-p", "x", "--seed", "-2"], "--seed"),
         (&["run", "-p", "x", "-t", "0"], "--threads"),
     ];
     for (args, named) in cases {

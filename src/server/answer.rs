@@ -2,16 +2,20 @@
 //! out as [`Output`]s. Every route renders these; no route generates by itself.
 
 use super::app::App;
-use super::log::RequestLog;
+use super::log::{Counts, RequestLog};
 use futures::Stream;
 use futures::stream::{SelectAll, StreamExt};
 use serde_json::{Value, json};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use strata_core::engine::{Event, FinishReason, RequestStats, RequestStream, TokenLogprobs};
 use strata_core::text::Tokenizer;
 use strata_core::text::output::{OutputMode, OutputParser, Piece};
+
+/// Why a choice failed that was not complete when the server's time to stop had come.
+pub const CUT_BY_STOPPING: &str = "the server is stopping, and the answer was not complete";
 
 /// A token's log-probability with its rivals, ready for any API.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,18 +86,24 @@ struct ChoiceStream {
     reasoning_tokens: usize,
     called_tool: bool,
     done: bool,
+    tokens: usize,
+    counts: Arc<Counts>,
 }
 
 impl ChoiceStream {
     fn take(&mut self, event: Event) {
         match event {
             Event::Started { prompt_rows, reused_rows } => {
+                self.counts.prompt.fetch_add(prompt_rows, Ordering::Relaxed);
+                self.counts.reused.fetch_add(reused_rows, Ordering::Relaxed);
                 self.ready.push_back(Output::Started { prompt_rows, reused_rows });
                 if let Some(text) = self.reading.echo.take() {
                     self.ready.push_back(Output::Piece(Piece::Content(text)));
                 }
             }
             Event::Token { id, text, logprobs } => {
+                self.tokens += 1;
+                self.counts.generated.fetch_add(1, Ordering::Relaxed);
                 if self.in_reasoning {
                     self.reasoning_tokens += 1;
                 }
@@ -103,16 +113,22 @@ impl ChoiceStream {
                 self.read(&text);
             }
             Event::Finished { reason, text, stats } => {
+                // The token that ended the answer has no event of its own.
+                self.counts.generated.fetch_add(stats.generated.saturating_sub(self.tokens), Ordering::Relaxed);
                 self.read(&text);
                 if let Some(mut parser) = self.parser.take() {
                     parser.finish().into_iter().for_each(|piece| self.piece(piece));
                 }
-                self.ready.push_back(Output::Finished(Box::new(Finish {
-                    reason,
-                    stats,
-                    reasoning_tokens: self.reasoning_tokens,
-                    called_tool: self.called_tool,
-                })));
+                // No API has a word for this: as a finished answer it would look complete, or cut by the request's own limit.
+                self.ready.push_back(match reason {
+                    FinishReason::Stopping => Output::Failed(CUT_BY_STOPPING.to_owned()),
+                    reason => Output::Finished(Box::new(Finish {
+                        reason,
+                        stats,
+                        reasoning_tokens: self.reasoning_tokens,
+                        called_tool: self.called_tool,
+                    })),
+                });
                 self.done = true;
             }
             Event::Failed(message) => {
@@ -218,6 +234,8 @@ impl Answer {
             reasoning_tokens: 0,
             called_tool: false,
             done: false,
+            tokens: 0,
+            counts: log.counts(),
         });
         Answer { choices: choices.collect(), app, log, count }
     }

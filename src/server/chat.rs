@@ -8,7 +8,7 @@ use super::conversation::{
 };
 use super::error::{ApiError, Dialect, kind_of};
 use super::form::{Field, Fields, Form, Kind, Nested, field};
-use super::params::{GENERATION_FIELDS, Generation, MAX_CHOICES, SAMPLING_FIELDS, TOP_LOGPROBS, set_max_tokens};
+use super::params::{GENERATION_FIELDS, Generation, MAX_CHOICES, SAMPLING_FIELDS, TOP_LOGPROBS, check_slot, set_max_tokens};
 use super::prompt::ChatRequest;
 use super::sse::{Frame, stream_answer};
 use super::work;
@@ -69,6 +69,7 @@ struct Rendering {
 /// Translates a body.
 pub fn read(app: &App, fields: &Fields) -> Result<ChatRequest, ApiError> {
     let mut generation = Generation::read(fields, &app.settings.defaults)?;
+    check_slot(fields, app.service()?.engine.status().slots.len())?;
     generation.read_chat_logprobs(fields)?;
     generation.n = fields.integer("n").unwrap_or(1) as usize;
     if let Some(n) = fields.integer("max_completion_tokens") {

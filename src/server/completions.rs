@@ -5,7 +5,7 @@ use super::app::{App, Service, new_id, unix_time};
 use super::chat::{finish_reason, usage_json};
 use super::error::{ApiError, Dialect, kind_of};
 use super::form::{Field, Fields, Form, Kind, Nested, field};
-use super::params::{GENERATION_FIELDS, Generation, MAX_CHOICES, SAMPLING_FIELDS, token_id};
+use super::params::{GENERATION_FIELDS, Generation, MAX_CHOICES, SAMPLING_FIELDS, check_slot, token_id};
 use super::prompt::{choices, compile, request, text_error};
 use super::sse::{Frame, stream_answer};
 use super::work;
@@ -88,6 +88,7 @@ struct Completion {
 
 fn read(app: &App, fields: &Fields) -> Result<Completion, ApiError> {
     let mut generation = Generation::read(fields, &app.settings.defaults)?;
+    check_slot(fields, app.service()?.engine.status().slots.len())?;
     if fields.text("suffix").is_some_and(|s| !s.is_empty()) {
         return Err(ApiError::field("suffix", "this server does not fill in the middle"));
     }

@@ -122,6 +122,7 @@ impl ApiError {
     /// The whole response in a dialect.
     pub fn render(&self, dialect: Dialect) -> Response {
         let mut response = (self.status, Json(self.body(dialect))).into_response();
+        response.extensions_mut().insert(Reason(self.message.clone()));
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -132,6 +133,10 @@ impl ApiError {
         response
     }
 }
+
+/// Why a response is a refusal, for the log.
+#[derive(Clone, Debug)]
+pub struct Reason(pub String);
 
 impl IntoResponse for ApiError {
     /// Only carries the error to the outermost middleware, which knows the path and so the dialect.

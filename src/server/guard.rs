@@ -6,7 +6,7 @@
 //! - A panic in a handler becomes a 500 of that request; refusals become JSON in the path's dialect.
 
 use super::app::App;
-use super::error::{ApiError, Dialect};
+use super::error::{ApiError, Dialect, Reason};
 use axum::body::{Body, BodyDataStream};
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN};
@@ -48,7 +48,8 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
     let status = response.status();
     app.metrics.responded(status.as_u16());
     if !app.settings.quiet && status.as_u16() >= 400 && status != StatusCode::SERVICE_UNAVAILABLE {
-        eprintln!("{method} {} {}", printable(&path), status.as_u16());
+        let reason = response.extensions().get::<Reason>().map(|r| format!(": {}", printable(&r.0))).unwrap_or_default();
+        eprintln!("{method} {} {}{reason}", printable(&path), status.as_u16());
     }
     response
 }
@@ -94,7 +95,7 @@ async fn too_large(mut frames: BodyDataStream, deadline: tokio::time::Instant) -
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request body is too large")
 }
 
-/// A path as it may go to a terminal.
+/// A text of a request as it may go to a terminal.
 fn printable(path: &str) -> String {
     path.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -1,8 +1,21 @@
 //! One line on stderr per request.
 
 use super::answer::Finish;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use strata_core::engine::FinishReason;
+
+/// What the choices of a request have come to so far, counted as their events come: true also when the client leaves.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Rows of the prompts.
+    pub prompt: AtomicUsize,
+    /// Prompt rows that were already held.
+    pub reused: AtomicUsize,
+    /// Tokens generated.
+    pub generated: AtomicUsize,
+}
 
 /// Collects what a generating request's line says; written when dropped, also when the client went away.
 pub struct RequestLog {
@@ -10,6 +23,7 @@ pub struct RequestLog {
     start: Instant,
     quiet: bool,
     open: usize,
+    counts: Arc<Counts>,
     finishes: Vec<Finish>,
     failure: Option<String>,
 }
@@ -17,7 +31,13 @@ pub struct RequestLog {
 impl RequestLog {
     /// A line for a request to `route` with so many choices.
     pub fn new(route: &'static str, choices: usize, quiet: bool) -> RequestLog {
-        RequestLog { route, start: Instant::now(), quiet, open: choices, finishes: Vec::new(), failure: None }
+        let counts = Arc::default();
+        RequestLog { route, start: Instant::now(), quiet, open: choices, counts, finishes: Vec::new(), failure: None }
+    }
+
+    /// The counts that the request's choices add to.
+    pub fn counts(&self) -> Arc<Counts> {
+        self.counts.clone()
     }
 
     /// A choice is complete.
@@ -34,9 +54,10 @@ impl RequestLog {
 
     fn line(&self) -> String {
         let sum = |f: fn(&Finish) -> usize| self.finishes.iter().map(f).sum::<usize>();
-        let (prompt, reused) = (sum(|f| f.stats.prompt_rows), sum(|f| f.stats.reused_rows));
-        let (tokens, drafted, accepted) =
-            (sum(|f| f.stats.generated), sum(|f| f.stats.drafted), sum(|f| f.stats.accepted));
+        let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        let (prompt, reused) = (count(&self.counts.prompt), count(&self.counts.reused));
+        let tokens = count(&self.counts.generated);
+        let (drafted, accepted) = (sum(|f| f.stats.drafted), sum(|f| f.stats.accepted));
         let decode_s: f64 = self.finishes.iter().map(|f| f.stats.decode_s).fold(0.0, f64::max);
         let end = match (&self.failure, self.finishes.last()) {
             (Some(message), _) => format!("failed: {message}"),
@@ -68,7 +89,7 @@ fn ending(reason: &FinishReason) -> &'static str {
         FinishReason::Length => "token limit",
         FinishReason::ContextFull => "context full",
         FinishReason::Cancelled => "cancelled",
-        FinishReason::Stopping => "cut off by the stopping server",
+        FinishReason::Stopping => "server stopped",
     }
 }
 

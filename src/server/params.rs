@@ -53,7 +53,7 @@ pub const GENERATION_FIELDS: &[Field] = &[
         Kind::Integer(0, MAX_MTP_DEPTH as i64),
         "Drafts of the MTP head per window; 0 is none; the text is the same",
     ),
-    field("id_slot", Kind::Integer(-1, 1 << 20), "Ignored: the slot that holds the longest start is taken"),
+    field("id_slot", Kind::Integer(-1, 1 << 20), "A slot of the server, or -1; otherwise ignored: the slot that holds the longest start is taken"),
     field("user", Kind::Text, "Ignored"),
 ];
 
@@ -230,6 +230,16 @@ impl Generation {
 /// `top_logprobs` of the chat routes.
 pub const TOP_LOGPROBS: Field =
     field("top_logprobs", Kind::Integer(0, MAX_TOP_LOGPROBS), "How many alternatives to report per token");
+
+/// Refuses an `id_slot` that a server of `slots` slots does not have.
+pub fn check_slot(fields: &Fields, slots: usize) -> Result<(), ApiError> {
+    match fields.integer("id_slot") {
+        Some(slot) if slot >= slots as i64 => {
+            Err(ApiError::field("id_slot", format!("expected -1 to {}, found {slot}", slots as i64 - 1)))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Sets the answer's limit from a request field that may be -1.
 pub fn set_max_tokens(sampling: &mut SamplingDefaults, name: &str, n: i64) -> Result<(), ApiError> {

@@ -1,6 +1,6 @@
 //! Starting generations: blocking preparation off the async threads, submission, the engine's refusals as HTTP errors.
 
-use super::answer::{Answer, Collected, Reading};
+use super::answer::{Answer, CUT_BY_STOPPING, Collected, Reading};
 use super::app::{App, Service};
 use super::error::ApiError;
 use super::log::RequestLog;
@@ -80,6 +80,11 @@ pub fn check_failure(all: &Collected) -> Result<(), ApiError> {
 /// A failure within the engine as an HTTP error: a request whose own rules leave no token is at fault itself.
 pub fn failed(message: &str) -> ApiError {
     match message {
+        CUT_BY_STOPPING => ApiError {
+            retry_after: Some(5),
+            code: Some("stopping"),
+            ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        },
         NOTHING_ALLOWED => ApiError::field("logit_bias", message),
         _ => ApiError::internal(message),
     }

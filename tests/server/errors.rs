@@ -21,6 +21,7 @@ fn every_bad_request_is_refused_by_name() {
         (chat, with("top_p", json!(2)), "top_p"),
         (chat, with("seed", json!(1.5)), "seed"),
         (chat, with("n", json!(0)), "n"),
+        (chat, with("id_slot", json!(99)), "id_slot"),
         (chat, with("stop", json!({})), "stop"),
         (chat, with("logit_bias", json!({"9999999": 1})), "logit_bias"),
         (chat, with("logit_bias", huge_id), "logit_bias[0]"),

@@ -143,6 +143,25 @@ fn stopping_cuts_off_what_takes_too_long() {
     let start = Instant::now();
     assert_eq!(server.wait_exit(SOON), Some(0));
     assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
+    let mut rest = String::new();
+    socket.read_to_string(&mut rest).expect("the rest");
+    assert!(rest.contains("\"code\":\"stopping\""), "an error says so: {rest:.300}");
+    assert!(!rest.contains("\"finish_reason\":\"length\""), "not as if the answer had reached its limit");
+}
+
+#[test]
+fn the_log_says_what_a_client_that_left_had_got_and_why_a_request_was_refused() {
+    let server = Server::start(&["--parallel", "1", "--ctx-size", "4096"]);
+    let mut body = endless(1);
+    body["max_tokens"] = json!(3000);
+    let mut socket = server.open(CHAT, &body);
+    socket.read_exact(&mut [0; 3000]).expect("some events");
+    drop(socket);
+    let line = server.wait_for("client gone");
+    assert!(!line.contains("prompt 0 ") && !line.contains("answer 0,"), "{line}");
+    assert_eq!(server.post(CHAT, &json!({"messages": user("x"), "top_p": 2})).status, 400);
+    let line = server.wait_for(" 400");
+    assert!(line.contains("`top_p`"), "{line}");
 }
 
 #[test]

@@ -53,7 +53,11 @@ fn long_form(argument: std::ffi::OsString) -> std::ffi::OsString {
 }
 
 fn main() -> ExitCode {
-    let result = match Strata::parse_from(std::env::args_os().map(long_form)).command {
+    let command = Strata::parse_from(std::env::args_os().map(long_form)).command;
+    if let Err(problem) = strata_kernels::cpu::Simd::from_env() {
+        return cli::failure::report(&cli::failure::BadInput::new(problem).into());
+    }
+    let result = match command {
         Command::Inspect(args) => inspect::run(args),
         Command::Bench(args) => bench::run(*args),
         Command::Convert(args) => convert::run(*args),

@@ -3,7 +3,7 @@
 use crate::cli::allocator;
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs, VisionArgs};
-use crate::cli::settings::{DraftArgs, Think, positive};
+use crate::cli::settings::{DraftArgs, Seed, Think, positive, seed};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::net::{IpAddr, SocketAddr};
@@ -34,14 +34,6 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     vision: VisionArgs,
-    #[command(flatten)]
-    network: NetworkArgs,
-    #[command(flatten)]
-    slots: SlotArgs,
-    #[command(flatten)]
-    defaults: DefaultArgs,
-    #[command(flatten)]
-    drafts: DraftArgs,
     /// Files below this folder may be named in image_url
     #[arg(long, value_name = "DIR")]
     image_dir: Option<PathBuf>,
@@ -51,6 +43,15 @@ pub struct Args {
     /// No line per request
     #[arg(short, long, visible_alias = "log-disable")]
     quiet: bool,
+    // Options of their own headings come last: what follows one would stand under it.
+    #[command(flatten)]
+    network: NetworkArgs,
+    #[command(flatten)]
+    slots: SlotArgs,
+    #[command(flatten)]
+    defaults: DefaultArgs,
+    #[command(flatten)]
+    drafts: DraftArgs,
 }
 
 #[derive(clap::Args, Debug)]
@@ -105,7 +106,7 @@ struct SlotArgs {
     read_windows: usize,
     /// Draft also while several requests decode
     #[arg(long, value_name = "yes|no", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1,
-        default_missing_value = "yes", value_parser = clap::builder::BoolishValueParser::new())]
+        default_missing_value = "yes", value_parser = yes_or_no, hide_possible_values = true)]
     batch_mtp: bool,
     /// Memory for conversations that lost their slot
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
@@ -146,9 +147,9 @@ struct DefaultArgs {
     /// Penalty for a generated token for each time it was generated
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     frequency_penalty: f32,
-    /// Seed of the sampler [default: a new one per request]
-    #[arg(short, long, value_name = "N")]
-    seed: Option<u64>,
+    /// Seed of the sampler; -1 takes a new one per request [default: -1]
+    #[arg(short, long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
+    seed: Option<Seed>,
     /// Most tokens to generate [default: up to the end of the context]
     #[arg(short, long, visible_alias = "predict", value_name = "N", allow_negative_numbers = true)]
     n_predict: Option<i64>,
@@ -158,6 +159,14 @@ struct DefaultArgs {
     /// Most tokens of reasoning, after which it is closed
     #[arg(long, visible_alias = "thinking-budget", value_name = "N")]
     reasoning_budget: Option<usize>,
+}
+
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "yes" | "y" | "true" | "on" | "1" => Ok(true),
+        "no" | "n" | "false" | "off" | "0" => Ok(false),
+        _ => Err("expected yes or no".to_owned()),
+    }
 }
 
 fn host(text: &str) -> Result<IpAddr, String> {
@@ -188,7 +197,10 @@ impl DefaultArgs {
             repeat_last_n: u32::try_from(self.repeat_last_n).ok(),
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            seed: self.seed,
+            seed: match self.seed {
+                Some(Seed::Number(seed)) => Some(seed),
+                Some(Seed::Random) | None => None,
+            },
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()).filter(|&n| n > 0),
         })
     }
@@ -263,7 +275,7 @@ impl Args {
     /// Loads the model and starts the engine. Blocking.
     fn load(&self, file: GgufFile) -> Result<Service> {
         let loaded = LoadedModel::from_file(file, &self.model.load_options())?;
-        let pictures = loaded.picture_reader(&self.vision, self.model.threads())?;
+        let pictures = loaded.picture_reader(&self.vision, self.model.threads(), false)?;
         let config = loaded.model.config();
         let mut options = self.engine_options(&loaded.file, config.context)?;
         let mut plan = MemoryPlan::new(&loaded.model, &options)?;

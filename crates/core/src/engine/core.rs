@@ -33,6 +33,8 @@ pub(crate) struct Core<T: Target> {
     /// How sure the head is of each, where it was asked.
     pub(crate) confidences: Vec<Vec<Level>>,
     pub(crate) depths: Vec<usize>,
+    /// Chains of drafts that ended before their depth because the head was unsure.
+    pub(crate) ended_unsure: u64,
     /// Slot from which the next decode window is filled.
     pub(crate) next_slot: usize,
     /// Decode windows since the last prompt chunk.
@@ -84,7 +86,8 @@ impl<T: Target> Core<T> {
             policy: DraftPolicy::new(
                 options.max_window,
                 DraftVocabulary::new(target.vocab(), target.draft_head_share()),
-            ),
+            )
+            .assuming(options.draft_costs),
             target,
             tokenizer,
             shared,
@@ -96,6 +99,7 @@ impl<T: Target> Core<T> {
             drafts: Vec::new(),
             confidences: Vec::new(),
             depths: Vec::new(),
+            ended_unsure: 0,
             next_slot: 0,
             windows_since_chunk: 0,
             admissions: 0,
@@ -108,6 +112,7 @@ impl<T: Target> Core<T> {
     /// Runs until the engine is stopped.
     pub(crate) fn run(&mut self) {
         self.warm_up();
+        self.shared.set_ready();
         loop {
             self.drop_cancelled();
             self.admit();
@@ -422,6 +427,8 @@ impl<T: Target> Core<T> {
             window_s: self.policy.window_seconds(),
             draft_step_s: step.unwrap_or(0.0),
             acceptance: self.policy.acceptance(),
+            vocabulary: self.policy.vocabulary.limit(),
+            ended_unsure: self.ended_unsure,
         };
         let mut inbox = self.shared.lock();
         inbox.status.slots = slots;

@@ -227,6 +227,7 @@ impl<T: Target> Core<T> {
                 *chance *= self.policy.confidence(level);
                 if !self.policy.keeps(1 + self.drafts[chain.part].len(), *chance) {
                     chain.open = false;
+                    self.ended_unsure += 1;
                     continue;
                 }
                 self.confidences[chain.part].push(level);
@@ -235,6 +236,7 @@ impl<T: Target> Core<T> {
             let rows = 1 + self.drafts[chain.part].len();
             let worthy = chain.chance.is_none_or(|chance| self.policy.goes_on(rows, level + 1, chance));
             chain.open = worthy && level + 1 < chain.depth;
+            self.ended_unsure += u64::from(!worthy && level + 1 < chain.depth);
             if chain.open {
                 chain.hidden.clear();
                 chain.hidden.extend_from_slice(&self.draft_out.hidden[last_row * width..(last_row + 1) * width]);

@@ -119,6 +119,10 @@ pub struct DraftStatus {
     pub draft_step_s: f64,
     /// Acceptance per MTP draft position, given that the ones before were accepted.
     pub acceptance: Vec<f64>,
+    /// Tokens of the vocabulary that drafts of `MtpSetting::Auto` look at; `None`: all.
+    pub vocabulary: Option<usize>,
+    /// Chains of drafts that ended before their depth because the head was unsure.
+    pub ended_unsure: u64,
 }
 
 /// A request on its way to a slot.
@@ -138,6 +142,8 @@ pub(crate) struct Inbox {
     /// Something happened that a sleeping engine should look at.
     pub(crate) nudged: bool,
     pub(crate) status: EngineStatus,
+    /// The engine has warmed up and takes requests from now on.
+    pub(crate) ready: bool,
     /// The engine thread is gone.
     pub(crate) ended: bool,
 }
@@ -179,6 +185,17 @@ impl EngineShared {
     /// Wakes a sleeping engine.
     pub(crate) fn nudge(&self) {
         self.lock().nudged = true;
+        self.wake.notify_all();
+    }
+
+    /// The engine has warmed up.
+    pub(crate) fn set_ready(&self) {
+        self.lock().ready = true;
+        self.wake_all();
+    }
+
+    /// Wakes whoever waits for the engine to be ready or to end.
+    pub(crate) fn wake_all(&self) {
         self.wake.notify_all();
     }
 
@@ -231,6 +248,14 @@ impl EngineHandle {
     /// Context of one request in rows.
     pub fn ctx(&self) -> usize {
         self.shared.ctx
+    }
+
+    /// Waits until the engine has warmed up (see `EngineOptions::warm_up`), so that this does not count as a request's own time.
+    pub fn wait_ready(&self) {
+        let mut inbox = self.shared.lock();
+        while !inbox.ready && !inbox.ended {
+            inbox = self.shared.wake.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Queues a request.

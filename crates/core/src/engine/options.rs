@@ -44,6 +44,15 @@ pub trait CustomDrafter: Send + Sync {
     fn propose(&self, tokens: &[u32], room: usize, out: &mut Vec<u32>);
 }
 
+/// What drafting costs, as shares of the time of a window of one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DraftCosts {
+    /// One more row in a window.
+    pub row: f64,
+    /// One draft step over the whole vocabulary.
+    pub step: f64,
+}
+
 /// Called after every decode window with (slot, token ids held, hash of the slot's state).
 pub type StateAudit = Arc<dyn Fn(usize, &[u32], u64) + Send + Sync>;
 
@@ -71,6 +80,8 @@ pub struct EngineOptions {
     /// Draft with the first N rows of the head only. `None`: all of them with a fixed depth, and with `MtpSetting::Auto` as many
     /// as pay.
     pub draft_vocab: Option<usize>,
+    /// Costs that `MtpSetting::Auto` bets on in place of measured ones, so that what it drafts does not depend on the machine.
+    pub draft_costs: Option<DraftCosts>,
     /// Measure windows and draft steps before the first request, where that takes a few milliseconds.
     pub warm_up: bool,
     /// Bytes of evicted slot states kept in memory; 0 keeps none.
@@ -108,6 +119,7 @@ impl Default for EngineOptions {
             batch_mtp: true,
             draft_p_min: 0.0,
             draft_vocab: None,
+            draft_costs: None,
             warm_up: true,
             cache_ram_bytes: 0,
             cache_dir: None,
@@ -130,35 +142,35 @@ impl EngineOptions {
             Err(EngineError::Option { name, found, expected })
         };
         if self.slots == 0 || self.slots > 1024 {
-            return bad("slots", self.slots.to_string(), "1 to 1024");
+            return bad("--parallel", self.slots.to_string(), "1 to 1024");
         }
         if self.ctx < 2 {
-            return bad("ctx", self.ctx.to_string(), "at least 2 rows");
+            return bad("--ctx-size", self.ctx.to_string(), "at least 2 tokens");
         }
         if self.max_window == 0 || self.max_window > 256 {
             return bad("max_window", self.max_window.to_string(), "1 to 256 rows");
         }
         if self.prompt_chunk == 0 {
-            return bad("prompt_chunk", self.prompt_chunk.to_string(), "at least 1 row");
+            return bad("--prefill", self.prompt_chunk.to_string(), "at least 1 row");
         }
         if self.read_windows == 0 {
-            return bad("read_windows", self.read_windows.to_string(), "at least 1 window");
+            return bad("--read-windows", self.read_windows.to_string(), "at least 1 window");
         }
         if let MtpSetting::Depth(depth) = self.mtp
             && (depth == 0 || depth > MAX_MTP_DEPTH)
         {
-            return bad("mtp", depth.to_string(), "1 to 6 (use off for 0)");
+            return bad("--mtp", depth.to_string(), "1 to 6 (use off for 0)");
         }
         if !(0.0..=1.0).contains(&self.draft_p_min) {
-            return bad("draft_p_min", self.draft_p_min.to_string(), "0 to 1");
+            return bad("--draft-p-min", self.draft_p_min.to_string(), "0 to 1");
         }
         if self.draft_vocab == Some(0) {
-            return bad("draft_vocab", "0".into(), "at least 1 token");
+            return bad("--draft-vocab", "0".into(), "at least 1 token");
         }
         if let Some(ngram) = &self.ngram
             && (ngram.min_match == 0 || ngram.max_draft == 0)
         {
-            return bad("ngram", format!("{ngram:?}"), "a match of at least 1 token and at least 1 draft");
+            return bad("--draft", format!("{ngram:?}"), "a match of at least 1 token and at least 1 draft");
         }
         if self.event_buffer == 0 {
             return bad("event_buffer", "0".into(), "at least 1 event");
@@ -171,9 +183,9 @@ impl EngineOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A setting is out of its range.
-    #[error("engine option {name} is {found}, expected {expected}")]
+    #[error("{name} is {found}, expected {expected}")]
     Option {
-        /// Name of the option.
+        /// Name of the option: its flag on the command line, where there is one.
         name: &'static str,
         /// Its value.
         found: String,

@@ -285,7 +285,7 @@ pub enum SubmitError {
     },
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt has {rows} rows, but the context of one request is {ctx} rows and one is needed for the answer"
+        "the prompt has {rows} tokens, but the context of one request (-c, --ctx-size) is {ctx} and the answer needs at least one"
     )]
     PromptTooLong {
         /// Rows of the prompt.

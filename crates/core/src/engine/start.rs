@@ -48,6 +48,7 @@ pub(crate) fn start_on<T: Target>(
             inbox.status.stopping = true;
             std::mem::take(&mut inbox.queue)
         };
+        ended.wake_all();
         drop(queue);
         drop(core);
         if let Err(payload) = outcome {

@@ -35,19 +35,39 @@ impl Simd {
         Simd::Scalar
     }
 
-    /// The level all kernels use: the best one, or a lower one named by `STRATA_SIMD` (`scalar`, `avx2`, `avx512`).
+    /// The level all kernels use: the best one, or a lower one named by `STRATA_SIMD` (see [`Simd::from_env`]).
     /// Read once per process. A level the machine lacks is never taken.
     pub fn current() -> Simd {
         static CURRENT: OnceLock<Simd> = OnceLock::new();
-        *CURRENT.get_or_init(|| {
-            let best = Simd::detect();
-            let asked = match std::env::var("STRATA_SIMD").as_deref() {
-                Ok("scalar") => Simd::Scalar,
-                Ok("avx2") => Simd::Avx2,
-                _ => best,
-            };
-            asked.min(best)
+        *CURRENT.get_or_init(|| Simd::from_env().unwrap_or_else(|_| Simd::detect()))
+    }
+
+    /// The level named by `STRATA_SIMD` (`scalar`, `avx2`, `avx512`), or the best one where the variable is not set.
+    ///
+    /// # Errors
+    /// A name that is none of these, or a level this machine lacks: a sentence with the choices.
+    pub fn from_env() -> Result<Simd, String> {
+        match std::env::var_os("STRATA_SIMD") {
+            None => Ok(Simd::detect()),
+            Some(name) => Simd::named(&name.to_string_lossy()),
+        }
+    }
+
+    fn named(name: &str) -> Result<Simd, String> {
+        let found = Simd::available().find(|level| level.name() == name);
+        found.ok_or_else(|| {
+            let choices: Vec<_> = Simd::available().map(Simd::name).collect();
+            format!("STRATA_SIMD is {name:?}, expected one of those this machine has: {}", choices.join(", "))
         })
+    }
+
+    /// Its name in `STRATA_SIMD`.
+    fn name(self) -> &'static str {
+        match self {
+            Simd::Scalar => "scalar",
+            Simd::Avx2 => "avx2",
+            Simd::Avx512 => "avx512",
+        }
     }
 
     /// Every level this machine can run, slowest first.

@@ -34,7 +34,7 @@ pub struct ModelArgs {
 /// Which vision encoder, and how pictures are read.
 #[derive(clap::Args, Clone, Debug)]
 pub struct VisionArgs {
-    /// Vision encoder (mmproj GGUF) [default: an mmproj*.gguf beside the model]
+    /// Vision encoder (mmproj GGUF) [default: the .gguf with "mmproj" in its name beside the model]
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
     /// Expected SHA-256 of the encoder's file [default: the one in FILE.sha256, where that exists]
@@ -185,16 +185,33 @@ impl LoadedModel {
         Ok(LoadedModel { file, model, tokenizer, template })
     }
 
-    /// Opens the vision encoder that `args` name or that lies beside the model; `None` where there is none or none is wanted.
-    pub fn picture_reader(&self, args: &VisionArgs, threads: usize) -> Result<Option<PictureReader>> {
-        let Some(encoder) = self.encoder(args, threads)? else { return Ok(None) };
+    /// Opens the vision encoder that `args` name or that lies beside the model; `None` where there is none or `--vision no`.
+    /// What lies beside the model and does not fit, or several of them, is an error if there is a `picture` to read already;
+    /// else a warning, and `None`.
+    pub fn picture_reader(&self, args: &VisionArgs, threads: usize, picture: bool) -> Result<Option<PictureReader>> {
+        let may_lack = !picture && args.mmproj.is_none();
+        let encoder = match self.encoder(args, threads) {
+            Err(error) if may_lack && error.is::<SeveralEncoders>() => {
+                eprintln!("strata: warning: no pictures: {error} (choose one with --mmproj FILE)");
+                return Ok(None);
+            }
+            Err(error) if error.is::<SeveralEncoders>() => {
+                return Err(BadInput::new(error.to_string()).hint("choose one with --mmproj FILE").into());
+            }
+            found => found?,
+        };
+        let Some(encoder) = encoder else { return Ok(None) };
         let width = self.model.config().hidden;
         if encoder.width() != width {
-            return Err(BadInput::new(format!(
+            let problem = format!(
                 "the vision encoder gives rows of {} values, but the model's rows are {width} wide: it belongs to another model",
                 encoder.width()
-            ))
-            .into());
+            );
+            if may_lack {
+                eprintln!("strata: warning: no pictures: {problem} (give the right one with --mmproj FILE)");
+                return Ok(None);
+            }
+            return Err(BadInput::new(problem).into());
         }
         let options = args.preprocess_options(&encoder, CPU_PICTURE_TOKENS)?;
         Ok(Some(PictureReader::new(Arc::new(encoder), options, PICTURE_CACHE_BYTES)))
@@ -214,18 +231,25 @@ impl LoadedModel {
         };
         match encoders_beside(model).as_slice() {
             [] => Ok(None),
-            [path] => Ok(Some(open_encoder(path, None, threads)?.0)),
+            [path] => {
+                let encoder = open_encoder(path, None, threads)?.0;
+                eprintln!("strata: pictures are read with {} (choose another with --mmproj FILE)", path.display());
+                Ok(Some(encoder))
+            }
             several => {
                 let names: Vec<_> = several.iter().map(|path| path.display().to_string()).collect();
-                Err(BadInput::new(format!("several vision encoders lie beside the model: {}", names.join(", ")))
-                    .hint("choose one with --mmproj FILE, or --vision no")
-                    .into())
+                Err(SeveralEncoders(names.join(", ")).into())
             }
         }
     }
 }
 
-/// The `mmproj*.gguf` files in the model's folder, sorted by name.
+/// More than one vision encoder lies beside the model, and none was chosen.
+#[derive(Debug, thiserror::Error)]
+#[error("several vision encoders lie beside the model: {0}")]
+struct SeveralEncoders(String);
+
+/// The GGUF files in the model's folder whose names contain "mmproj", sorted by name.
 fn encoders_beside(model: &Path) -> Vec<PathBuf> {
     let folder = model.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };

@@ -3,6 +3,7 @@
 use super::failure::BadInput;
 use anyhow::Result;
 use clap::ValueEnum;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use strata_core::engine::{MtpSetting, NgramOptions, Sampling};
 use strata_core::model::Model;
 
@@ -46,9 +47,9 @@ pub struct SamplingArgs {
     /// Add BIAS to the logit of token ID, as in 15043+1 or 15043-inf; may be repeated
     #[arg(long, value_name = "ID±BIAS", value_parser = logit_bias, allow_hyphen_values = true)]
     logit_bias: Vec<(u32, f32)>,
-    /// Seed of the sampler
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    /// Seed of the sampler; -1 takes a new one
+    #[arg(short, long, value_name = "N", default_value = "0", value_parser = seed, allow_negative_numbers = true)]
+    seed: Seed,
     /// End the answer at this text; may be repeated
     #[arg(short = 'r', long, visible_alias = "reverse-prompt", value_name = "TEXT")]
     pub stop: Vec<String>,
@@ -96,7 +97,22 @@ impl SamplingArgs {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logit_bias: self.logit_bias.clone(),
-            seed: self.seed,
+            seed: self.seed.number(),
+        }
+    }
+
+    /// One line where flags were given that choose among likely tokens while the most likely one is always taken.
+    pub fn warn_if_ignored(&self) {
+        let set = [
+            ("--top-k", self.top_k != 0),
+            ("--top-p", self.top_p != 1.0),
+            ("--min-p", self.min_p != 0.0),
+            ("--seed", self.seed != Seed::Number(0)),
+        ];
+        let set: Vec<_> = set.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect();
+        if self.temp == 0.0 && !set.is_empty() {
+            let verb = if set.len() == 1 { "changes" } else { "change" };
+            eprintln!("strata: warning: {} {verb} nothing without --temp: the most likely token is taken", set.join(", "));
         }
     }
 }
@@ -149,6 +165,33 @@ impl DraftArgs {
             options.long_match = options.long_match.max(options.min_match);
         }
         Ok(Some(options))
+    }
+}
+
+/// `--seed`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seed {
+    /// This one.
+    Number(u64),
+    /// A new one each time.
+    Random,
+}
+
+impl Seed {
+    fn number(self) -> u64 {
+        match self {
+            Seed::Number(seed) => seed,
+            // The standard library seeds every hasher anew.
+            Seed::Random => RandomState::new().build_hasher().finish(),
+        }
+    }
+}
+
+/// Parses a seed; -1 is a new one, as in llama.cpp.
+pub fn seed(text: &str) -> Result<Seed, String> {
+    match text {
+        "-1" => Ok(Seed::Random),
+        _ => text.parse().map(Seed::Number).map_err(|_| "expected a whole number of at least 0, or -1".to_owned()),
     }
 }
 

@@ -7,6 +7,7 @@ use rustyline::error::ReadlineError;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use strata_core::engine::{FinishReason, SubmitError};
 use strata_core::vision::PictureRows;
 
 const HELP: &str = "\
@@ -29,6 +30,20 @@ impl Conversation {
     fn new(system: Option<&str>) -> Self {
         let messages = system.map(|text| serde_json::json!({"role": "system", "content": text})).into_iter().collect();
         Conversation { messages, pictures: Vec::new(), waiting: Vec::new() }
+    }
+
+    /// A new conversation, for which announced pictures still wait.
+    fn restarted(self, system: Option<&str>) -> Self {
+        Conversation { waiting: self.waiting, ..Conversation::new(system) }
+    }
+
+    /// What a new conversation still has of the old one.
+    fn waiting_note(&self) -> String {
+        match self.waiting.len() {
+            0 => String::new(),
+            1 => "; the picture still goes with your next message".to_owned(),
+            n => format!("; the {n} pictures still go with your next message"),
+        }
     }
 }
 
@@ -55,8 +70,17 @@ pub fn talk(session: &Session) -> Result<ExitCode> {
         match line.split_once(char::is_whitespace).unwrap_or((line, "")) {
             ("/exit" | "/quit", _) => break,
             ("/help", _) => eprintln!("{HELP}"),
-            ("/clear", _) => talk = Conversation::new(session.args.system.as_deref()),
-            ("/system", text) => talk = Conversation::new((!text.trim().is_empty()).then_some(text.trim())),
+            ("/clear", _) => {
+                talk = talk.restarted(session.args.system.as_deref());
+                eprintln!("a new conversation{}", talk.waiting_note());
+            }
+            ("/system", text) => {
+                let text = text.trim();
+                talk = talk.restarted((!text.is_empty()).then_some(text));
+                let system = if text.is_empty() { "without a system message" } else { "with this system message" };
+                eprintln!("a new conversation {system}{}", talk.waiting_note());
+            }
+            ("/image", path) if path.trim().is_empty() => eprintln!("usage: /image FILE"),
             ("/image", path) => match add_picture(session, Path::new(path.trim())) {
                 Ok(picture) => talk.waiting.push(picture),
                 Err(error) => eprintln!("error: {error:#}"),
@@ -65,6 +89,9 @@ pub fn talk(session: &Session) -> Result<ExitCode> {
             _ => {
                 if let Err(error) = turn(session, &mut talk, line) {
                     eprintln!("error: {error:#}");
+                    if error.chain().any(|cause| matches!(cause.downcast_ref(), Some(SubmitError::PromptTooLong { .. }))) {
+                        eprintln!("  hint: /clear starts a new conversation; start strata with a larger -c for longer ones");
+                    }
                 }
             }
         }
@@ -114,6 +141,10 @@ fn turn(session: &Session, talk: &mut Conversation, text: &str) -> Result<()> {
     let answer = session.ask(prompt, starts_in_reasoning, session.shown())?;
     if !session.args.quiet {
         eprintln!("{}", summary::line(&answer, &session.loaded.model));
+    }
+    session.note_cut(&answer);
+    if answer.reason == FinishReason::ContextFull {
+        eprintln!("strata: /clear starts a new conversation; start strata with a larger -c for longer ones");
     }
     session.interrupt.clear();
     if !answer.interrupted {

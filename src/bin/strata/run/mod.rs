@@ -14,15 +14,21 @@ use crate::cli::settings::{self, DraftArgs, SamplingArgs};
 use answer::{Answer, Shown};
 use anyhow::{Context, Result, anyhow};
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use strata_core::engine::{Engine, EngineHandle, EngineOptions, Prompt, Request};
+use std::time::Duration;
+use strata_core::engine::{Engine, EngineHandle, EngineOptions, FinishReason, Prompt, Request, SubmitError};
 use strata_core::text::{Specials, TemplateInput, encode_chat};
 use strata_core::vision::{PictureReader, PictureRows};
 
 /// Rows of context unless told otherwise.
 const DEFAULT_CONTEXT: usize = 4096;
+
+/// How long to wait for a pipe's end without a word.
+const SILENT_PIPE: Duration = Duration::from_secs(2);
 
 /// Arguments of `strata run`.
 #[derive(clap::Args)]
@@ -31,7 +37,7 @@ pub struct Args {
     model: ModelArgs,
     #[command(flatten)]
     vision: VisionArgs,
-    /// Prompt; a user's message unless --raw is given
+    /// Prompt; a user's message unless --raw is given. Text piped in follows it after a blank line
     #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
     prompt: Option<String>,
     /// Read the prompt from a file
@@ -64,16 +70,17 @@ pub struct Args {
     /// Rows of a prompt chunk
     #[arg(long, visible_aliases = ["ubatch-size", "ub"], value_name = "N", default_value_t = 512, value_parser = settings::positive)]
     prefill: usize,
-    #[command(flatten)]
-    sampling: SamplingArgs,
-    #[command(flatten)]
-    drafts: DraftArgs,
     /// Print one JSON object with text, reasoning, token ids and timings instead of the text
     #[arg(long)]
     json: bool,
     /// No timing line
     #[arg(short, long)]
     quiet: bool,
+    // Options of their own headings come last: what follows one would stand under it.
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    drafts: DraftArgs,
 }
 
 /// Everything a turn needs: the loaded model, its engine and the settings.
@@ -88,6 +95,9 @@ struct Session {
 /// Runs the command.
 pub fn run(args: Args) -> Result<ExitCode> {
     args.sampling.check()?;
+    if !args.quiet {
+        args.sampling.warn_if_ignored();
+    }
     let interactive = args.interactive
         || (args.prompt.is_none()
             && args.file.is_none()
@@ -101,7 +111,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let loaded = LoadedModel::load(&args.model)?;
     let reader = match pictures.is_empty() && !interactive {
         true => None,
-        false => loaded.picture_reader(&args.vision, args.model.threads())?,
+        false => loaded.picture_reader(&args.vision, args.model.threads(), !pictures.is_empty())?,
     };
     args.drafts.check_head(&loaded.model, loaded.file.name())?;
     let trained = loaded.model.config().context;
@@ -148,6 +158,7 @@ impl Session {
         } else if !self.args.quiet {
             eprintln!("{}", summary::line(&answer, &self.loaded.model));
         }
+        self.note_cut(&answer);
         if shown == Shown::Text && answer.text.is_empty() && !answer.reasoning.is_empty() && !answer.interrupted {
             eprintln!(
                 "strata: all {} tokens were reasoning, which is not shown here (--show-thinking shows it, --think no answers at once)",
@@ -155,6 +166,17 @@ impl Session {
             );
         }
         Ok(if answer.interrupted { ExitCode::from(crate::cli::failure::INTERRUPTED) } else { ExitCode::SUCCESS })
+    }
+
+    /// Says where an answer was cut: it looks like a complete one.
+    fn note_cut(&self, answer: &Answer) {
+        match (&answer.reason, self.args.n_predict) {
+            (FinishReason::Length, Some(n)) => eprintln!("strata: the answer was cut at -n {n}"),
+            (FinishReason::ContextFull, _) => {
+                eprintln!("strata: the answer was cut: the context of {} tokens is full (-c)", self.engine.ctx());
+            }
+            _ => {}
+        }
     }
 
     fn first_messages(&self, prompt: &str, pictures: usize) -> Vec<serde_json::Value> {
@@ -219,12 +241,26 @@ impl Session {
             show_specials: args.raw,
             ..Request::default()
         };
-        answer::collect(self.engine.submit(request)?, starts_in_reasoning, args.raw, shown, &self.interrupt)
+        self.engine.wait_ready();
+        let stream = self.engine.submit(request).map_err(named_by_flag)?;
+        answer::collect(stream, starts_in_reasoning, args.raw, shown, &self.interrupt)
     }
 
     fn shown(&self) -> Shown {
         let terminal = std::io::stdout().is_terminal();
         if terminal || self.args.show_thinking { Shown::WithReasoning { dimmed: terminal } } else { Shown::Text }
+    }
+}
+
+/// The engine's refusal of a field ("top_p: ...") with the flag the user typed.
+fn named_by_flag(error: SubmitError) -> anyhow::Error {
+    let SubmitError::Invalid(problem) = &error else { return error.into() };
+    match problem.split_once(": ") {
+        Some((field, problem)) if !field.contains(' ') => {
+            let flag = if field == "temperature" { "temp".to_owned() } else { field.replace('_', "-") };
+            BadInput::new(format!("--{flag}: {problem}")).into()
+        }
+        _ => error.into(),
     }
 }
 
@@ -238,32 +274,66 @@ fn user_message(text: &str, pictures: usize) -> serde_json::Value {
     serde_json::json!({"role": "user", "content": parts})
 }
 
+/// The prompt: -p, a file or stdin; and where text is piped in beside -p, both with a blank line between them.
 fn read_prompt(args: &Args) -> Result<String> {
-    if let Some(prompt) = &args.prompt {
-        return Ok(prompt.clone());
-    }
-    let (name, bytes) = match &args.file {
-        Some(path) => (path.display().to_string(), input::read(path)?),
-        None if args.image.iter().any(|path| path.as_os_str() == "-") => {
+    let text = match (&args.prompt, &args.file) {
+        (Some(prompt), _) if piped_text(args) => match read_piped(args)? {
+            piped if piped.is_empty() => prompt.clone(),
+            piped if prompt.is_empty() => piped,
+            piped => format!("{prompt}\n\n{piped}"),
+        },
+        (Some(prompt), _) => prompt.clone(),
+        (None, Some(path)) => read_text(args, path)?,
+        (None, None) if args.image.iter().any(|path| path.as_os_str() == "-") => {
             return Err(BadInput::new("stdin holds the picture, so the prompt must come with -p or -f").into());
         }
-        None if std::io::stdin().is_terminal() => {
+        (None, None) if std::io::stdin().is_terminal() => {
             return Err(BadInput::new("no prompt").hint("give one with -p TEXT, -f FILE or on stdin").into());
         }
-        None => ("stdin".to_owned(), input::read(Path::new("-"))?),
+        (None, None) => read_text(args, Path::new("-"))?,
     };
-    let mut text = input::text(&name, bytes)?;
-    // A file's or pipe's last line break ends the line, it does not belong to a message.
+    if text.is_empty() {
+        let from = match (&args.prompt, &args.file) {
+            (Some(_), _) => "-p".to_owned(),
+            (None, Some(path)) => path.display().to_string(),
+            (None, None) => "stdin".to_owned(),
+        };
+        return Err(BadInput::new(format!("the prompt from {from} is empty")).into());
+    }
+    Ok(text)
+}
+
+/// Text of a file or of stdin. The last line break ends the line and does not belong to a message.
+fn read_text(args: &Args, path: &Path) -> Result<String> {
+    let name = if path.as_os_str() == "-" { "stdin".to_owned() } else { path.display().to_string() };
+    let mut text = input::text(&name, input::read(path)?)?;
     if !args.raw && text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
             text.pop();
         }
     }
-    if text.is_empty() {
-        return Err(BadInput::new(format!("the prompt from {name} is empty")).into());
-    }
     Ok(text)
+}
+
+/// The text piped in beside -p. Programs that start others may leave a pipe open for ever: a line says what is waited for.
+fn read_piped(args: &Args) -> Result<String> {
+    let (done, waits) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if waits.recv_timeout(SILENT_PIPE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("strata: waiting for the end of stdin, which follows the prompt (`< /dev/null` keeps it out)");
+        }
+    });
+    let text = read_text(args, Path::new("-"));
+    drop(done);
+    text
+}
+
+/// Whether stdin is a pipe or a file with text for the prompt; not where it holds a picture, and not a terminal or a device.
+fn piped_text(args: &Args) -> bool {
+    let stdin = std::io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from);
+    let kind = stdin.and_then(|file| file.metadata()).map(|meta| meta.file_type());
+    !args.image.iter().any(|path| path.as_os_str() == "-") && kind.is_ok_and(|kind| kind.is_fifo() || kind.is_file())
 }
 
 fn read_picture_files(paths: &[PathBuf]) -> Result<Vec<(String, Vec<u8>)>> {

@@ -10,6 +10,7 @@ use super::acceptance::Acceptance;
 use super::confidence::{Calibration, Level};
 use super::costs::CostTable;
 use super::vocabulary::DraftVocabulary;
+use crate::engine::options::DraftCosts;
 
 /// Where a slot's drafts come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +96,8 @@ pub(crate) struct DraftPolicy {
     last_plain: Vec<u64>,
     last_probe: u64,
     last_deeper: u64,
+    /// Costs taken for true whatever is measured.
+    assumed: Option<DraftCosts>,
 }
 
 impl DraftPolicy {
@@ -116,7 +119,18 @@ impl DraftPolicy {
             last_plain: vec![0; max_window + 1],
             last_probe: 0,
             last_deeper: 0,
+            assumed: None,
         }
+    }
+
+    /// Takes `costs` for true, whatever is measured.
+    pub(crate) fn assuming(self, costs: Option<DraftCosts>) -> Self {
+        DraftPolicy { assumed: costs, ..self }
+    }
+
+    /// Seconds of a window of `rows` rows: those measured, or assumed ones in units of a window of one row.
+    fn of_window(&self, rows: usize, measured: f64) -> f64 {
+        self.assumed.map_or(measured, |costs| 1.0 + costs.row * (rows - 1) as f64)
     }
 
     /// Sets `depths` to the drafts of each offer for the next window.
@@ -266,7 +280,7 @@ impl DraftPolicy {
 
     /// A window of `rows` rows took so long while nobody waited for it.
     pub(crate) fn calibrate_window(&mut self, rows: usize, seconds: f64) {
-        self.windows.observe(rows, seconds);
+        self.windows.observe(rows, self.of_window(rows, seconds));
     }
 
     /// Whether filling the MTP cache while a prompt is read is worth its time.
@@ -277,6 +291,8 @@ impl DraftPolicy {
 
     /// A decode window of `rows` rows from `slots` slots gave `tokens` tokens in `window_s` seconds after `draft_s` of drafting.
     pub(crate) fn observe_window(&mut self, slots: usize, rows: usize, tokens: usize, draft_s: f64, window_s: f64) {
+        let window_s = self.of_window(rows, window_s);
+        let draft_s = self.assumed.map_or(draft_s, |costs| costs.step * (rows - slots) as f64);
         let new_size = self.windows.count(rows) == 0;
         self.windows.observe(rows, window_s);
         self.seen += 1;
@@ -305,7 +321,8 @@ impl DraftPolicy {
 
     /// One step of the MTP head for `slots` slots over the first `limit` tokens.
     pub(crate) fn observe_step(&mut self, slots: usize, limit: Option<usize>, seconds: f64) {
-        self.steps.observe(slots, seconds / self.vocabulary.cost(limit));
+        let whole = self.assumed.map_or(seconds / self.vocabulary.cost(limit), |costs| costs.step);
+        self.steps.observe(slots, whole);
     }
 
     /// Weighs anew how much of the vocabulary drafts look at.
@@ -317,7 +334,7 @@ impl DraftPolicy {
 
     /// Catching up `rows` rows of the MTP cache.
     pub(crate) fn observe_catch_up(&mut self, rows: usize, seconds: f64) {
-        let row = seconds / rows as f64;
+        let row = self.assumed.map_or(seconds / rows as f64, |costs| 0.3 * costs.step);
         self.catch_up_row_s =
             if self.catch_up_row_s == 0.0 { row } else { self.catch_up_row_s + 0.2 * (row - self.catch_up_row_s) };
     }
