@@ -111,7 +111,10 @@ fn an_encoder_beside_the_model_is_named_and_several_are_asked_about_only_for_a_p
     let out = output(&with);
     let err = text(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{err}");
-    assert!(err.contains("mmproj-2.gguf") && err.contains("tiny-mmproj.gguf") && err.contains("--mmproj FILE"), "{err}");
+    assert!(
+        err.contains("mmproj-2.gguf") && err.contains("tiny-mmproj.gguf") && err.contains("--mmproj FILE"),
+        "{err}"
+    );
     assert!(output(&with[..7]).status.success());
 }
 

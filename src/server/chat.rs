@@ -8,7 +8,9 @@ use super::conversation::{
 };
 use super::error::{ApiError, Dialect, kind_of};
 use super::form::{Field, Fields, Form, Kind, Nested, field};
-use super::params::{GENERATION_FIELDS, Generation, MAX_CHOICES, SAMPLING_FIELDS, TOP_LOGPROBS, check_slot, set_max_tokens};
+use super::params::{
+    GENERATION_FIELDS, Generation, MAX_CHOICES, SAMPLING_FIELDS, TOP_LOGPROBS, check_slot, set_max_tokens,
+};
 use super::prompt::ChatRequest;
 use super::sse::{Frame, stream_answer};
 use super::work;

@@ -53,7 +53,11 @@ pub const GENERATION_FIELDS: &[Field] = &[
         Kind::Integer(0, MAX_MTP_DEPTH as i64),
         "Drafts of the MTP head per window; 0 is none; the text is the same",
     ),
-    field("id_slot", Kind::Integer(-1, 1 << 20), "A slot of the server, or -1; otherwise ignored: the slot that holds the longest start is taken"),
+    field(
+        "id_slot",
+        Kind::Integer(-1, 1 << 20),
+        "A slot of the server, or -1; otherwise ignored: the slot that holds the longest start is taken",
+    ),
     field("user", Kind::Text, "Ignored"),
 ];
 

@@ -27,7 +27,8 @@ mod warm_up;
 pub use handle::{CacheStatus, DraftStatus, EngineHandle, EngineStatus, EngineTotals, SlotStatus};
 pub use job::NOTHING_ALLOWED;
 pub use options::{
-    CustomDrafter, DraftCosts, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions, StateAudit,
+    CustomDrafter, DraftCosts, EngineError, EngineOptions, MAX_MTP_DEPTH, MAX_WINDOW, MtpSetting, NgramOptions,
+    StateAudit,
 };
 pub use request::{
     CachePrompt, Event, FinishReason, PhaseTimes, Prompt, PromptItem, Request, RequestStats, Sampling, SubmitError,

@@ -89,8 +89,13 @@ pub fn talk(session: &Session) -> Result<ExitCode> {
             _ => {
                 if let Err(error) = turn(session, &mut talk, line) {
                     eprintln!("error: {error:#}");
-                    if error.chain().any(|cause| matches!(cause.downcast_ref(), Some(SubmitError::PromptTooLong { .. }))) {
-                        eprintln!("  hint: /clear starts a new conversation; start strata with a larger -c for longer ones");
+                    if error
+                        .chain()
+                        .any(|cause| matches!(cause.downcast_ref(), Some(SubmitError::PromptTooLong { .. })))
+                    {
+                        eprintln!(
+                            "  hint: /clear starts a new conversation; start strata with a larger -c for longer ones"
+                        );
                     }
                 }
             }
