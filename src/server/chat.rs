@@ -71,7 +71,7 @@ struct Rendering {
 /// Translates a body.
 pub fn read(app: &App, fields: &Fields) -> Result<ChatRequest, ApiError> {
     let mut generation = Generation::read(fields, &app.settings.defaults)?;
-    check_slot(fields, app.service()?.engine.status().slots.len())?;
+    check_slot(fields, app)?;
     generation.read_chat_logprobs(fields)?;
     generation.n = fields.integer("n").unwrap_or(1) as usize;
     if let Some(n) = fields.integer("max_completion_tokens") {

@@ -88,7 +88,7 @@ struct Completion {
 
 fn read(app: &App, fields: &Fields) -> Result<Completion, ApiError> {
     let mut generation = Generation::read(fields, &app.settings.defaults)?;
-    check_slot(fields, app.service()?.engine.status().slots.len())?;
+    check_slot(fields, app)?;
     if fields.text("suffix").is_some_and(|s| !s.is_empty()) {
         return Err(ApiError::field("suffix", "this server does not fill in the middle"));
     }

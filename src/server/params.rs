@@ -1,5 +1,6 @@
 //! How an answer is generated: sampling, limits, stops, constraints. One set of fields for every route.
 
+use super::app::App;
 use super::error::{ApiError, kind_of};
 use super::form::{Field, Fields, Kind, Nested, check, field};
 use serde_json::Value;
@@ -235,14 +236,15 @@ impl Generation {
 pub const TOP_LOGPROBS: Field =
     field("top_logprobs", Kind::Integer(0, MAX_TOP_LOGPROBS), "How many alternatives to report per token");
 
-/// Refuses an `id_slot` that a server of `slots` slots does not have.
-pub fn check_slot(fields: &Fields, slots: usize) -> Result<(), ApiError> {
-    match fields.integer("id_slot") {
-        Some(slot) if slot >= slots as i64 => {
-            Err(ApiError::field("id_slot", format!("expected -1 to {}, found {slot}", slots as i64 - 1)))
-        }
-        _ => Ok(()),
+/// Refuses an `id_slot` that the server does not have. While the model is loading there are none to compare with, and the request
+/// is refused for that.
+pub fn check_slot(fields: &Fields, app: &App) -> Result<(), ApiError> {
+    let (Some(slot), Ok(service)) = (fields.integer("id_slot"), app.service()) else { return Ok(()) };
+    let slots = service.engine.status().slots.len();
+    if slot < slots as i64 {
+        return Ok(());
     }
+    Err(ApiError::field("id_slot", format!("expected -1 to {}, found {slot}", slots as i64 - 1)))
 }
 
 /// Sets the answer's limit from a request field that may be -1.
