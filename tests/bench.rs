@@ -150,8 +150,16 @@ fn stand_in_server() -> (String, Arc<Mutex<Vec<Json>>>) {
             }
             let mut body = vec![0; length];
             reader.read_exact(&mut body).unwrap();
-            let answer = match serde_json::from_slice::<Json>(&body) {
+            let text = match serde_json::from_slice::<Json>(&body) {
                 Err(_) => serde_json::json!({"status": "ok"}),
+                Ok(request) if request["stream"] == true => {
+                    let pieces = request["max_tokens"].as_u64().unwrap();
+                    let piece = "data: {\"choices\": [{\"text\": \"x\"}]}\n\n".repeat(pieces as usize);
+                    let usage =
+                        format!("data: {{\"choices\": [], \"usage\": {{\"completion_tokens\": {pieces}}}}}\n\n");
+                    answer(&mut stream, &(piece + &usage + "data: [DONE]\n\n"));
+                    continue;
+                }
                 Ok(request) => {
                     let rows = request["prompt"].as_array().unwrap().len();
                     let n = request["n_predict"].as_u64().unwrap();
@@ -161,11 +169,34 @@ fn stand_in_server() -> (String, Arc<Mutex<Vec<Json>>>) {
                 }
             }
             .to_string();
-            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", answer.len());
-            let _ = stream.write_all((head + &answer).as_bytes());
+            answer(&mut stream, &text);
         }
     });
     (url, requests)
+}
+
+fn answer(stream: &mut std::net::TcpStream, body: &str) {
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    let _ = stream.write_all((head + body).as_bytes());
+}
+
+#[test]
+fn load_on_a_server_has_the_same_figures_in_every_form() {
+    let (url, _) = stand_in_server();
+    let peer = format!("llama-server={url}");
+    let args = ["--serve", &url, "--against", &peer, "--clients", "1,2", "--answer-tokens", "4", "--rounds", "2"];
+    let all = json(&args);
+    let rows = all["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "2 sides with 1 and 2 clients");
+    assert!(rows[0]["ratio"].as_f64().unwrap() > 0.0 && rows[1]["ratio"].is_null(), "{rows:?}");
+    assert_eq!(all["settings"]["rounds"], 2);
+    let csv = bench(&[&args[..], &["--csv"]].concat());
+    let csv = String::from_utf8(csv.stdout).unwrap();
+    let keys: Vec<&str> = rows[0].as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(csv.lines().next().unwrap(), keys.join(","));
+    assert_eq!(csv.lines().count(), 5);
+    let text = String::from_utf8(bench(&args).stdout).unwrap();
+    assert_eq!((text.lines().count(), text.matches(" x the other").count()), (4, 2), "{text}");
 }
 
 #[test]

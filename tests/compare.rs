@@ -448,6 +448,40 @@ fn a_reference_saved_before_is_met_and_a_wrong_one_is_not() {
     assert_eq!(strata(&["parity", "-m", text(&model), "--reference", text(&saved)]).status.code(), Some(2));
 }
 
+/// What a model says after the end of its answer means nothing: it is neither recorded nor compared.
+#[test]
+fn a_comparison_ends_with_the_answer() {
+    const STEPS: usize = 200;
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("reference.json");
+    let model = golden("tiny.gguf");
+    let prompt = ["-p", "नमस्ते: what is 67 + 18?"];
+    let parity = ["parity", "-m", text(&model)];
+    let save = ["--save", text(&saved), "-n", &STEPS.to_string()];
+    assert!(strata(&[&parity[..], &prompt, &save].concat()).status.success());
+    let mut reference: Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
+    let steps = reference[0]["tokens"].as_array().unwrap().len();
+    assert!(steps < STEPS, "the bundled model ends its answers");
+
+    let place = reference[0]["top"][0].clone();
+    let other = place[3][0].clone();
+    for (list, value) in [("tokens", other.clone()), ("top", serde_json::json!([[other, -0.001]]))] {
+        reference[0][list].as_array_mut().unwrap().push(value);
+    }
+    std::fs::write(&saved, reference.to_string()).unwrap();
+    let (report, code) = json(&[&parity[..], &["--reference", text(&saved), "--json"]].concat());
+    assert_eq!((code, &report["figures"]["steps"]), (0, &steps.into()));
+
+    // One clear mismatch within the answer: said in words that can be read.
+    reference[0]["top"][0] = serde_json::json!([[other, -0.001]]);
+    std::fs::write(&saved, reference.to_string()).unwrap();
+    let output = strata(&[&parity[..], &["--reference", text(&saved)]].concat());
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(3));
+    assert!(out.contains("\"नमस्ते: what is 67 + 18?\": mismatch at token 0"), "{out}");
+    assert!(err.contains("differ clearly in 1 place\n"), "{err}");
+}
+
 #[test]
 fn bounds_that_nothing_can_be_measured_by_are_refused() {
     let model = golden("tiny.gguf");

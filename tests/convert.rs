@@ -45,7 +45,7 @@ fn a_folder_is_converted_proved_and_summed_up() {
     let (model, encoder) = (folder.file("model.gguf"), folder.file("mmproj.gguf"));
     let (code, out, err) = said(&strata(&[&TINY, &"-o", &model, &"--type", &"Q4_K_M", &"--mmproj", &encoder]));
     assert_eq!(code, 0, "{out}{err}");
-    assert!(out.contains("MTP head: 1 layer(s), 20 tensors"), "{out}");
+    assert!(out.contains("MTP head: 1 layer, 20 tensors"), "{out}");
     assert!(out.contains("left out: 57 tensors: belongs to the vision encoder"), "{out}");
     assert_eq!(out.matches(" 0 off, 0 metadata differences").count(), 2, "{out}");
     assert!(err.is_empty(), "nothing but results where no one watches: {err}");
@@ -81,7 +81,8 @@ fn a_lost_head_is_noticed_and_put_back() {
     let (code, out, _) = said(&strata(&[&"--verify", &headless, &"--source", &TINY]));
     assert_eq!(code, 3, "{out}");
     assert!(out.contains("the MTP head is missing (20 tensors); restore it with: strata convert"), "{out}");
-    assert!(out.contains("blk.4.nextn.eh_proj.weight") && out.contains("MISSING"), "{out}");
+    let line = out.lines().find(|line| line.contains("blk.4.nextn.eh_proj.weight")).unwrap();
+    assert!(line.contains("MISSING") && !line.contains("0.000"), "no figures where nothing was compared: {line}");
 
     let (code, out, err) = said(&strata(&[&headless, &"--mtp-from", &TINY, &"-o", &restored, &"--json"]));
     assert_eq!(code, 0, "{err}");
@@ -91,6 +92,11 @@ fn a_lost_head_is_noticed_and_put_back() {
     let (code, out, _) = said(&strata(&[&"--verify", &restored, &"--source", &TINY]));
     assert_eq!(code, 0, "{out}");
     let (a, b) = (GgufFile::open(&whole).unwrap(), GgufFile::open(&restored).unwrap());
+    let never = folder.file("never.gguf");
+    assert_eq!(said(&strata(&[&TINY, &"-o", &never, &"--type", &"Q8_0", &"--no-verify", &"--no-mtp"])).0, 0);
+    let size = |file: &Path| GgufFile::open(file).unwrap().metadata().str("general.size_label").unwrap().to_string();
+    assert_eq!((size(&headless), size(&restored)), (size(&never), size(&whole)));
+    assert_ne!(size(&headless), size(&whole));
     assert!(a.tensors().iter().all(|t| a.data(t) == b.data(b.tensor(&t.name).unwrap())));
 }
 
@@ -139,7 +145,12 @@ fn bad_input_is_one_line_and_exit_code_2() {
     let folder = Folder::new();
     let out = folder.file("model.gguf");
     let missing = folder.file("nowhere");
-    let cases: [(&[&dyn AsRef<std::ffi::OsStr>], &str); 9] = [
+    let prose = folder.file("prose.txt");
+    std::fs::write(&prose, "What is written here is no model.\n").unwrap();
+    let cases: [(&[&dyn AsRef<std::ffi::OsStr>], &str); 12] = [
+        (&[&prose, &"-o", &out], "prose.txt: not a safetensors file: header length"),
+        (&[&prose, &"--drop-mtp", &"-o", &out], "prose.txt: not a GGUF file: magic"),
+        (&[&TINY, &"--source", &TINY, &"-o", &out], "--source"),
         (&[&missing, &"-o", &out], "nowhere"),
         (&[&folder.0.path(), &"-o", &out], "no safetensors in this folder"),
         (&[&TINY], "no output named"),
@@ -156,7 +167,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
         assert!(err.contains(expected), "{expected}: {err}");
         assert!(!err.contains("panicked"), "{err}");
     }
-    assert!(names(folder.0.path()).is_empty());
+    assert_eq!(names(folder.0.path()), ["prose.txt"]);
 }
 
 #[test]
@@ -176,9 +187,10 @@ fn patterns_that_match_nothing_are_named() {
         &"no_such_tensor",
         &"--json",
     ];
-    let (code, _, err) = said(&strata(&args));
+    let (code, out, err) = said(&strata(&args));
     assert_eq!(code, 0, "{err}");
     assert!(err.contains("--tensor-type ffn_dwon=Q8_0: no tensor matches"), "{err}");
+    assert!(!out.contains("ffn_dwon"), "said once: {out}");
     assert!(err.contains("--skip no_such_tensor left out no tensor"), "{err}");
     assert!(!err.contains("attn_q.weight"), "{err}");
 }

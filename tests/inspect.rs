@@ -308,3 +308,39 @@ fn against_names_missing_renamed_and_reshaped_tensors() {
     assert_eq!(c["metadata_different"][0][0], "general.name");
     assert_eq!(c["lacks_something"], true);
 }
+
+#[test]
+fn every_comparison_has_a_verdict_and_only_like_is_compared_with_like() {
+    let [tiny, encoder, folder] = ["tiny.gguf", "tiny-mmproj.gguf", "tiny-hf"].map(golden);
+    let [tiny, encoder, folder] = [&tiny, &encoder, &folder].map(|path| path.to_str().unwrap());
+    for args in [[tiny, "--against", folder], [encoder, "--against", folder], [tiny, "--against", tiny]] {
+        let said = text(&args);
+        assert!(said.contains("nothing the model needs is missing"), "{said}");
+    }
+    for [a, b] in [[tiny, encoder], [encoder, tiny]] {
+        let out = inspect(&[a, "--against", b]);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains("different kinds of file") && said.contains("is a vision encoder"), "{said}");
+    }
+}
+
+#[test]
+fn lists_say_what_they_hold() {
+    let tiny = golden("tiny.gguf");
+    let tiny = tiny.to_str().unwrap();
+    assert_eq!(text(&[tiny, "--tensors", "nowhere"]), "no tensor matches 'nowhere'\n");
+    assert!(
+        text(&[tiny, "--tensors", "^output_norm"]).contains("1 tensor "),
+        "{}",
+        text(&[tiny, "--tensors", "^output_norm"])
+    );
+    // The template's length is that of the file, not of what is printed with its line ends escaped.
+    let chars = json(&[tiny])["text"]["chat_template_chars"].as_u64().unwrap();
+    assert!(text(&[tiny, "--metadata"]).contains(&format!("({chars} characters)")), "{chars}");
+    let prose = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(prose.path(), "What is this?\n").unwrap();
+    let out = inspect(&[prose.path().to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("not a GGUF file: magic at byte 0"), "{out:?}");
+}

@@ -285,4 +285,45 @@ fn what_comes_in_by_another_way_is_an_input_too() {
         assert!(told.contains(says), "{told}");
     }
     assert_eq!(["text.txt", "x.png", "mmproj.gguf.sha256", "settings.json"].map(whole), before);
+/// Runs a command whose stdout or stderr is a pipe that nobody reads any more; gives the exit code and what the other one got.
+fn unread(folder: &Folder, args: &[&str], stdout: bool) -> (Option<i32>, String) {
+    let mut command = folder.command(args);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    if stdout {
+        drop(child.stdout.take())
+    } else {
+        drop(child.stderr.take())
+    }
+    let output = child.wait_with_output().unwrap();
+    let other = if stdout { output.stderr } else { output.stdout };
+    (output.status.code(), String::from_utf8_lossy(&other).into_owned())
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_failure_and_no_panic() {
+    let folder = Folder::new();
+    let bench = ["bench", "--pp", "4", "--tg", "0", "-r", "1", "-t", "1", "--no-journal"];
+    let parity = ["parity", "-m", "model.gguf", "--against", "model.gguf", "-p", "Hello", "-n", "2"];
+    let perplexity = ["perplexity", "-m", "model.gguf", "-f", "text.txt", "-c", "16", "--chunks", "1"];
+    for command in [&bench[..], &parity, &perplexity, &["inspect", "model.gguf"]] {
+        for form in [&[][..], &["--csv"], &["--json"]] {
+            if command[0] == "inspect" && form == ["--csv"] {
+                continue;
+            }
+            let (code, said) = unread(&folder, &[command, form].concat(), true);
+            assert_eq!(code, Some(0), "{command:?} {form:?}: {said}");
+            assert!(!said.contains("panicked"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_said_on_stderr_is_left_unsaid() {
+    let folder = Folder::new();
+    let (code, answer) = unread(&folder, &["run", "-p", "Hello", "-n", "4", "-t", "1"], false);
+    assert_eq!(code, Some(0));
+    assert!(!answer.is_empty(), "the answer came all the same");
+    assert_eq!(unread(&folder, &["run", "-m", "nowhere.gguf", "-p", "Hello"], false).0, Some(2));
+    assert_eq!(unread(&folder, &["parity", "-m", "model.gguf", "--save", "new.json", "-n", "1"], false).0, Some(0));
+    assert!(folder.at("new.json").exists());
 }

@@ -168,3 +168,18 @@ fn run_reads_pictures_from_files_and_from_a_pipe() {
     let animated = run(&[&ask[..], &[&picture("moving.gif")]].concat());
     assert!(stderr(&animated).contains("first frame"), "{}", stderr(&animated));
 }
+
+#[test]
+fn files_of_the_wrong_kind_are_named_once_with_what_they_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let svg = dir.path().join("x.svg").display().to_string();
+    std::fs::write(&svg, "<svg xmlns=\"http://www.w3.org/2000/svg\"/>").unwrap();
+    let output = vision(&svg, &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let first = stderr(&output).lines().next().unwrap().to_string();
+    assert!(first.contains("x.svg: not a picture strata reads"), "{first}");
+    let output = vision(&picture("palette.png"), &["--compare", &svg]);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("not a safetensors file") && said.matches("x.svg").count() == 1, "{said}");
+}

@@ -50,7 +50,7 @@ pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) ->
     if !app.settings.quiet && status.as_u16() >= 400 && status != StatusCode::SERVICE_UNAVAILABLE {
         let reason =
             response.extensions().get::<Reason>().map(|r| format!(": {}", printable(&r.0))).unwrap_or_default();
-        eprintln!("{method} {} {}{reason}", printable(&path), status.as_u16());
+        crate::errln!("{method} {} {}{reason}", printable(&path), status.as_u16());
     }
     response
 }

@@ -96,7 +96,7 @@ fn ending(reason: &FinishReason) -> &'static str {
 impl Drop for RequestLog {
     fn drop(&mut self) {
         if !self.quiet {
-            eprintln!("{}", self.line());
+            crate::errln!("{}", self.line());
         }
     }
 }

@@ -123,7 +123,7 @@ fn read_pictures(
             };
             let bytes = source.load(path, &app.settings.pictures)?;
             let read = reader.read(&bytes).map_err(|e| ApiError::field(path, e.to_string()))?;
-            read.notes.iter().for_each(|note| eprintln!("picture {path}: {note}"));
+            read.notes.iter().for_each(|note| crate::errln!("picture {path}: {note}"));
             Ok(read.rows)
         })
         .collect()

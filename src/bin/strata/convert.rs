@@ -5,6 +5,7 @@
 use crate::cli::failure::{BEYOND_THRESHOLD, BadInput, INTERRUPTED};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::progress;
+use crate::cli::wording::{agreeing, counted};
 use anyhow::Result;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -64,7 +65,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "source", conflicts_with_all = ["input", "output", "mmproj", "mtp_from", "drop_mtp"])]
     verify: Option<PathBuf>,
     /// The folder that --verify compares with
-    #[arg(long, value_name = "DIR", requires = "verify")]
+    #[arg(long, value_name = "DIR", requires = "verify", conflicts_with = "input")]
     source: Option<PathBuf>,
     /// Do not compare after writing
     #[arg(long)]
@@ -137,7 +138,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     match pool.install(|| Command { args: &args, interrupt: &interrupt }.run()) {
         Err(error) if matches!(error.downcast_ref(), Some(ConvertError::Interrupted { .. })) => {
-            eprintln!("strata: {error}");
+            strata::errln!("strata: {error}");
             Ok(ExitCode::from(INTERRUPTED))
         }
         Err(error) if error.downcast_ref().is_some_and(ConvertError::is_bad_input) => {
@@ -300,7 +301,7 @@ impl Command<'_> {
         }
         warn_of_idle_patterns(&args.tensor_type, &done.written);
         for pattern in args.skip.iter().filter(|p| !done.skipped.iter().any(|name| p.matches(name))) {
-            eprintln!("warning: --skip {} left out no tensor (those the model needs always stay)", pattern.text());
+            strata::errln!("warning: --skip {} left out no tensor (those the model needs always stay)", pattern.text());
         }
         if args.json {
             print_json(&json!({ "source": source, "outputs": done.reports }))?;
@@ -387,7 +388,12 @@ impl Command<'_> {
         if report.tensors.iter().any(|t| t.part != "vision") {
             match report.mtp_layers {
                 0 => writeln!(out, "MTP head: none")?,
-                n => writeln!(out, "MTP head: {n} layer(s), {} tensors", count_part(&report.tensors, "mtp"))?,
+                n => writeln!(
+                    out,
+                    "MTP head: {}, {}",
+                    counted(n as usize, "layer"),
+                    counted(count_part(&report.tensors, "mtp"), "tensor")
+                )?,
             }
         }
         for file in &report.files {
@@ -395,8 +401,8 @@ impl Command<'_> {
         }
         writeln!(
             out,
-            "{} tensors, {} in {seconds:.1} s ({:.2} GB/s read, {:.2} GB/s written)",
-            report.tensors.len(),
+            "{}, {} in {seconds:.1} s ({:.2} GB/s read, {:.2} GB/s written)",
+            counted(report.tensors.len(), "tensor"),
             gigabytes(report.written_bytes),
             report.read_bytes as f64 / seconds / 1e9,
             report.written_bytes as f64 / seconds / 1e9
@@ -408,7 +414,7 @@ impl Command<'_> {
         let mut out = std::io::stdout().lock();
         print_tensors(&mut out, &report.added, self.args.verbose)?;
         if !report.dropped.is_empty() {
-            writeln!(out, "dropped {} tensors of the MTP head", report.dropped.len())?;
+            writeln!(out, "dropped {} of the MTP head", counted(report.dropped.len(), "tensor"))?;
             if self.args.verbose {
                 report.dropped.iter().try_for_each(|name| writeln!(out, "  {name}"))?;
             }
@@ -421,8 +427,8 @@ impl Command<'_> {
         }
         writeln!(
             out,
-            "carried over byte for byte: {} tensors, {}, sha256 {}",
-            report.carried,
+            "carried over byte for byte: {}, {}, sha256 {}",
+            counted(report.carried, "tensor"),
             gigabytes(report.carried_bytes),
             report.carried_hash
         )?;
@@ -448,15 +454,17 @@ impl Command<'_> {
             )?;
         }
         for t in shown {
+            // Nothing was compared of a tensor that is missing, or cannot be.
+            let number = |value: f64| if t.weights == 0 { "-".to_string() } else { format!("{value:.3e}") };
             writeln!(
                 out,
-                "{:<44} {:<5} {:>10.3e} {:>10.3e} {:>10.3e} {:>10.3e}  {}{}",
+                "{:<44} {:<5} {:>10} {:>10} {:>10} {:>10}  {}{}",
                 t.name,
                 t.ty,
-                t.max_error,
-                t.max_bound,
-                t.rmse,
-                t.rmse_bound,
+                number(t.max_error),
+                number(t.max_bound),
+                number(t.rmse),
+                number(t.rmse_bound),
                 t.verdict.name(),
                 t.reason.as_ref().map(|r| format!(": {r}")).unwrap_or_default()
             )?;
@@ -468,11 +476,11 @@ impl Command<'_> {
         let bad = v.tensors.iter().filter(|t| !t.verdict.is_good()).count();
         writeln!(
             out,
-            "verified {}: {} exact, {} quantized within bounds, {bad} off, {} metadata differences; {:.1} s, {:.2} GB/s",
+            "verified {}: {} exact, {} quantized within bounds, {bad} off, {}; {:.1} s, {:.2} GB/s",
             file.display(),
             count(Verdict::Exact),
             count(Verdict::WithinBounds),
-            v.metadata.len(),
+            counted(v.metadata.len(), "metadata difference"),
             seconds,
             v.bytes as f64 / seconds / 1e9
         )?;
@@ -482,7 +490,8 @@ impl Command<'_> {
             let source = source.map_or("FOLDER".to_string(), |s| s.display().to_string());
             writeln!(
                 out,
-                "the MTP head is missing ({missing} tensors); restore it with: strata convert {} --mtp-from {source} -o OUT",
+                "the MTP head is missing ({}); restore it with: strata convert {} --mtp-from {source} -o OUT",
+                counted(missing, "tensor"),
                 file.display()
             )?;
         }
@@ -493,7 +502,7 @@ impl Command<'_> {
 /// Names patterns that matched nothing: most likely they are misspelt.
 fn warn_of_idle_patterns(overrides: &[Override], written: &[String]) {
     for o in overrides.iter().filter(|o| !written.iter().any(|name| o.pattern.matches(name))) {
-        eprintln!("warning: --tensor-type {}={}: no tensor matches this pattern", o.pattern.text(), o.ty.name());
+        strata::errln!("warning: --tensor-type {}={}: no tensor matches this pattern", o.pattern.text(), o.ty.name());
     }
 }
 
@@ -533,14 +542,15 @@ fn print_tensors(out: &mut impl Write, tensors: &[TensorReport], verbose: bool) 
         group.1 += t.bytes;
     }
     for ((part, ty, done), (count, bytes)) in groups {
-        writeln!(out, "{part:<6} {ty:<5} {count:>5} tensors {:>10}  {done}", gigabytes(bytes))?;
+        let tensors = agreeing(count, "tensor ", "tensors");
+        writeln!(out, "{part:<6} {ty:<5} {count:>5} {tensors} {:>10}  {done}", gigabytes(bytes))?;
     }
     let mut remarks: BTreeMap<&str, usize> = BTreeMap::new();
     for remark in tensors.iter().filter_map(|t| t.remark.as_deref()) {
         *remarks.entry(remark).or_default() += 1;
     }
     for (remark, count) in remarks {
-        writeln!(out, "note: {count} tensors: {remark}")?;
+        writeln!(out, "note: {}: {remark}", counted(count, "tensor"))?;
     }
     Ok(())
 }
@@ -553,7 +563,7 @@ fn print_left_out(out: &mut impl Write, left_out: &[LeftOut], verbose: bool) -> 
             writeln!(out, "left out: {} ({})", tensor.name, tensor.why)?;
         }
     }
-    reasons.iter().try_for_each(|(why, count)| writeln!(out, "left out: {count} tensors: {why}"))
+    reasons.iter().try_for_each(|(why, count)| writeln!(out, "left out: {}: {why}", counted(*count, "tensor")))
 }
 
 /// `1.2 GB`, `850 kB`.

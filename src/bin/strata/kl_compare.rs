@@ -3,6 +3,7 @@
 use crate::cli::comparison::{self, AgainstArgs, ReportArgs, TextArgs};
 use crate::cli::failure::BadInput;
 use crate::cli::model::{LoadedModel, ModelArgs};
+use crate::cli::wording::counted;
 use crate::cli::{output, progress, settings};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -142,11 +143,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 
     let reference = args.against.as_deref().map(|path| path.display().to_string());
+    let chunks = counted(text.chunks(), "chunk");
     let headline = match &reference {
         Some(reference) => {
-            format!("{} against {reference}: {} chunks of {} tokens", loaded.file.name(), text.chunks(), text.n_ctx)
+            format!("{} against {reference}: {chunks} of {} tokens", loaded.file.name(), text.n_ctx)
         }
-        None => format!("{}: {} chunks of {} tokens", loaded.file.name(), text.chunks(), text.n_ctx),
+        None => format!("{}: {chunks} of {} tokens", loaded.file.name(), text.n_ctx),
     };
     if let Some(path) = &args.plot {
         write_whole(path, kl_plot(&headline, &result.kl, &text).as_bytes())?;

@@ -1,5 +1,7 @@
 //! The `strata` program: parse, run one subcommand, turn its result into an exit code.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod bench;
 mod cli;
 mod convert;

@@ -3,6 +3,7 @@
 use crate::cli::comparison::{self, AgainstArgs, ReportArgs};
 use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
 use crate::cli::model::{LoadedModel, ModelArgs};
+use crate::cli::wording::{counted, quoted};
 use crate::cli::{output, progress, settings};
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -57,7 +58,7 @@ pub struct Args {
     /// Prompts are text as it stands, without the chat template
     #[arg(long)]
     raw: bool,
-    /// Tokens per prompt, or at most so many of the text
+    /// Tokens per prompt, if the answer does not end before, or at most so many of the text
     #[arg(short, long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     n_predict: u32,
     /// Two candidates within so many nats of each other on both sides are a near tie
@@ -83,7 +84,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(path) = &args.save {
         let reference = record_all(&args, &tested)?;
         write_whole(path, (serde_json::to_string(&reference)? + "\n").as_bytes())?;
-        eprintln!("strata: {} cases recorded in {}", reference.cases.len(), path.display());
+        strata::errln!("strata: {} recorded in {}", counted(reference.cases.len(), "case"), path.display());
         return Ok(ExitCode::SUCCESS);
     }
     let against = args.against.as_deref().map(|path| args.against_settings.load(path, &args.model)).transpose()?;
@@ -101,7 +102,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut report = ParityReport::default();
     for case in &reference.cases {
         let prompt = case.source.as_ref().map(|source| encode(&tested, source)).transpose()?;
-        report.cases.push(compare(&tested.model, case, prompt.as_deref(), args.near_tie)?);
+        report.cases.push(compare(&tested.model, case, prompt.as_deref(), args.near_tie, tested.tokenizer.eos_ids())?);
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -111,7 +112,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     print(&args, &tested, &reference, &report, traced.as_ref())?;
     if report.mismatches() > 0 {
-        eprintln!("strata: the runs differ clearly in {} places", report.mismatches());
+        strata::errln!("strata: the runs differ clearly in {}", counted(report.mismatches(), "place"));
         return Ok(ExitCode::from(BEYOND_THRESHOLD));
     }
     let largest = report.figures().get("largest_difference").unwrap_or(0.0);
@@ -151,7 +152,7 @@ fn record_all(args: &Args, side: &LoadedModel) -> Result<Reference> {
         tokens.truncate(most);
         let Some((first, rest)) = tokens.split_first() else { return Err(BadInput::new("the text is empty").into()) };
         let name = path.display().to_string();
-        return Ok(Reference { cases: vec![record(&side.model, &name, &[*first], Some(rest), 0, KEPT)?] });
+        return Ok(Reference { cases: vec![record(&side.model, &name, &[*first], Some(rest), 0, &[], KEPT)?] });
     }
     let texts: Vec<&str> = match args.prompt.as_slice() {
         [] => PROMPTS.to_vec(),
@@ -162,7 +163,8 @@ fn record_all(args: &Args, side: &LoadedModel) -> Result<Reference> {
     for text in texts {
         let source = PromptSource { text: text.to_owned(), raw: args.raw };
         let prompt = encode(side, &source)?;
-        let mut case = record(&side.model, text, &prompt, None, args.n_predict as usize, KEPT)?;
+        let mut case =
+            record(&side.model, text, &prompt, None, args.n_predict as usize, side.tokenizer.eos_ids(), KEPT)?;
         case.source = Some(source);
         cases.push(case);
         bar.inc(1);
@@ -218,31 +220,30 @@ fn print(
 }
 
 fn print_case(case: &CaseReport, recorded: &ReferenceCase, tokenizer: &Tokenizer) -> Result<()> {
-    let piece = |id: u32| format!("{:?}", tokenizer.decode(&[id]));
+    let name = quoted(&case.name);
+    let piece = |id: u32| quoted(&tokenizer.decode(&[id]));
     if let Some(prompt) = &case.prompt {
         let side = |id: Option<u32>| id.map_or_else(|| "the end".to_owned(), piece);
         crate::cli::outln!(
-            "\n{:?}: the prompts differ at token {}: {} in the reference, {} here (another chat template or tokenizer)",
-            case.name,
+            "\n{name}: the prompts differ at token {}: {} in the reference, {} here (another chat template or tokenizer)",
             prompt.position,
             side(prompt.reference),
             side(prompt.tested)
         );
         let from = prompt.position.saturating_sub(8);
         crate::cli::outln!(
-            "  after {:?}",
-            tokenizer.decode(&recorded.prompt[from..prompt.position.min(recorded.prompt.len())])
+            "  after {}",
+            quoted(&tokenizer.decode(&recorded.prompt[from..prompt.position.min(recorded.prompt.len())]))
         );
     }
     for difference in case.differences.iter().take(SHOWN) {
         let Difference { step, reference_gap, tested_gap, near_tie, .. } = difference;
         let kind = if *near_tie { "near tie" } else { "mismatch" };
         crate::cli::outln!(
-            "\n{:?}: {kind} at token {step}: gap {reference_gap} nats in the reference, {tested_gap} here",
-            case.name
+            "\n{name}: {kind} at token {step}: gap {reference_gap} nats in the reference, {tested_gap} here"
         );
         let from = step.saturating_sub(8);
-        crate::cli::outln!("  after     {:?}", tokenizer.decode(&recorded.tokens[from..*step]));
+        crate::cli::outln!("  after     {}", quoted(&tokenizer.decode(&recorded.tokens[from..*step])));
         for (side, candidates) in [("reference", &difference.reference), ("here", &difference.tested)] {
             let list: Vec<String> =
                 candidates.iter().map(|Candidate { id, log_prob }| format!("{} {log_prob}", piece(*id))).collect();
@@ -250,13 +251,13 @@ fn print_case(case: &CaseReport, recorded: &ReferenceCase, tokenizer: &Tokenizer
         }
     }
     if case.differences.len() > SHOWN {
-        crate::cli::outln!("  and {} further differences", case.differences.len() - SHOWN);
+        crate::cli::outln!("  and {}", counted(case.differences.len() - SHOWN, "further difference"));
     }
     Ok(())
 }
 
 fn print_trace(traced: &TraceReport) -> Result<()> {
-    crate::cli::outln!("\nHidden state after every layer, {} rows:", traced.rows);
+    crate::cli::outln!("\nHidden state after every layer, {}:", counted(traced.rows, "row"));
     crate::cli::outln!("  {:32} {:>14} {:>14}  first row", "stage", "relative", "largest");
     for stage in &traced.stages {
         let row = stage.first_row.map_or_else(|| "-".to_owned(), |row| row.to_string());

@@ -2,6 +2,7 @@
 
 use crate::cli::comparison::{self, ReportArgs, TextArgs};
 use crate::cli::model::{LoadedModel, ModelArgs};
+use crate::cli::wording::counted;
 use crate::cli::{output, progress};
 use anyhow::Result;
 use std::path::PathBuf;
@@ -37,7 +38,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(writer) = writer {
         writer.finish()?;
     }
-    let headline = format!("{}: {} chunks of {} tokens", loaded.file.name(), text.chunks(), text.n_ctx);
+    let headline = format!("{}: {} of {} tokens", loaded.file.name(), counted(text.chunks(), "chunk"), text.n_ctx);
     args.report.print(&headline, &result.figures(), comparison::sides(loaded.file.name(), None))?;
     Ok(ExitCode::SUCCESS)
 }

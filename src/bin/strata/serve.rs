@@ -288,7 +288,7 @@ impl Args {
             plan = MemoryPlan::new(&loaded.model, &options)?;
         }
         plan.check()?;
-        eprintln!("{plan}");
+        strata::errln!("{plan}");
         let about = serde_json::json!({
             "name": config.name,
             "n_vocab": config.vocab,
@@ -346,9 +346,9 @@ async fn listen(args: Arc<Args>, settings: Settings, file: GgufFile) -> Result<E
         .map_err(|e| BadInput::new(format!("cannot listen on {address}: {e}")).hint("choose another with --port"))?;
     let bound = listener.local_addr().context("the listening socket has no address")?;
     if !settings.loopback && settings.api_keys.is_empty() {
-        eprintln!("strata: warning: anyone who can reach {bound} can use this server (set --api-key)");
+        strata::errln!("strata: warning: anyone who can reach {bound} can use this server (set --api-key)");
     }
-    eprintln!("strata: listening on http://{bound} (loading)");
+    strata::errln!("strata: listening on http://{bound} (loading)");
     let app = App::new(settings);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn(serve(app.clone(), listener, async {
@@ -366,12 +366,12 @@ async fn listen(args: Arc<Args>, settings: Settings, file: GgufFile) -> Result<E
     };
     let engine = service.engine.clone();
     app.ready(service);
-    eprintln!("strata: ready on http://{bound}");
+    strata::errln!("strata: ready on http://{bound}");
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    eprintln!("strata: stopping (up to {} s; a second signal stops at once)", grace.as_secs());
+    strata::errln!("strata: stopping (up to {} s; a second signal stops at once)", grace.as_secs());
     app.stop();
     // Ends keep-alive connections and takes no new ones; open requests go on.
     drop(stop);

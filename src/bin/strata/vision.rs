@@ -4,7 +4,6 @@ use crate::cli::failure::{BEYOND_THRESHOLD, BadInput};
 use crate::cli::input;
 use crate::cli::model::{VisionArg, VisionArgs, open_encoder};
 use crate::cli::{output, settings};
-use anyhow::Context;
 use clap::Parser;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,7 +57,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let open = start.elapsed();
     let options = args.vision.preprocess_options(&encoder, PreprocessOptions::default().max_tokens)?;
     let start = Instant::now();
-    let picture = encoder.preprocess(&bytes, &options).with_context(|| args.picture.display().to_string())?;
+    let bad = |error| BadInput::new(format!("{}: {error}", args.picture.display()));
+    let picture = encoder.preprocess(&bytes, &options).map_err(bad)?;
     let preprocess = start.elapsed();
     if let Some(path) = &args.render {
         write_png(path, &picture)?;
@@ -98,7 +98,7 @@ fn encoder(args: &VisionArgs, threads: usize) -> anyhow::Result<(VisionEncoder, 
     let data = bundled::encoder().ok_or_else(|| {
         BadInput::new("no vision encoder given, and this build has none bundled").hint("give one with --mmproj FILE")
     })?;
-    eprintln!("strata: using the bundled vision encoder (choose another with --mmproj FILE)");
+    strata::errln!("strata: using the bundled vision encoder (choose another with --mmproj FILE)");
     Ok((VisionEncoder::from_bytes("the bundled vision encoder", data, threads)?, Checksum::Unpinned))
 }
 

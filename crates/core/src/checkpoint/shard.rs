@@ -147,12 +147,16 @@ fn parse(path: &Path, data: &[u8], shard: usize) -> Result<Vec<StTensor>, Checkp
         CheckpointError::malformed(path, field.to_string(), expected, found)
     };
     let Some((length, rest)) = data.split_first_chunk::<8>() else {
-        return Err(bad("header length", "8 bytes".into(), format!("a file of {} bytes", data.len())));
+        return Err(bad(
+            "not a safetensors file: header length",
+            "8 bytes".into(),
+            format!("a file of {} bytes", data.len()),
+        ));
     };
     let length = u64::from_le_bytes(*length);
     let most = MAX_HEADER_BYTES.min(rest.len() as u64);
     if length < 2 || length > most {
-        return Err(bad("header length", format!("2 to {most} bytes"), length.to_string()));
+        return Err(bad("not a safetensors file: header length", format!("2 to {most} bytes"), length.to_string()));
     }
     let (header, body) = rest.split_at(length as usize);
     let text = std::str::from_utf8(header)

@@ -181,8 +181,8 @@ pub fn score(
     Ok(())
 }
 
-/// Records how `model` goes on from `prompt`: greedily for `steps` tokens, not stopping at the end of a turn; or along
-/// `given` tokens. Keeps `keep` candidates per step.
+/// Records how `model` goes on from `prompt`: greedily for `steps` tokens, or up to one of the tokens `ends` that end an
+/// answer; or along `given` tokens. Keeps `keep` candidates per step.
 ///
 /// # Errors
 /// [`CompareError::Model`]
@@ -192,6 +192,7 @@ pub fn record(
     prompt: &[u32],
     given: Option<&[u32]>,
     steps: usize,
+    ends: &[u32],
     keep: usize,
 ) -> Result<ReferenceCase, CompareError> {
     let mut case = ReferenceCase { name: name.to_owned(), prompt: prompt.to_vec(), ..Default::default() };
@@ -219,12 +220,16 @@ pub fn record(
         next[0] = row.top();
         case.tokens.push(next[0]);
         case.top.push(row.best(keep));
+        if ends.contains(&next[0]) {
+            break;
+        }
     }
     Ok(case)
 }
 
 /// Compares `model` with a recorded case; `prompt` is the case's prompt as the tested side encodes it, where it does.
-/// A difference is a near tie up to a gap of `near_tie` nats on both sides.
+/// A difference is a near tie up to a gap of `near_tie` nats on both sides. The comparison ends with the first of the tokens
+/// `ends`, which end an answer: what a model says after that means nothing.
 ///
 /// # Errors
 /// [`CompareError::Model`], and [`CompareError::Input`] for a case that does not hold together.
@@ -233,6 +238,7 @@ pub fn compare(
     case: &ReferenceCase,
     prompt: Option<&[u32]>,
     near_tie: f64,
+    ends: &[u32],
 ) -> Result<CaseReport, CompareError> {
     let mut report = CaseReport {
         name: case.name.clone(),
@@ -264,7 +270,8 @@ pub fn compare(
         report.prompt = Some(PromptDifference { position, reference, tested });
         return Ok(report);
     }
-    score(model, &case.prompt, &case.tokens, &mut |step, row| {
+    let steps = case.tokens.iter().position(|id| ends.contains(id)).map_or(case.tokens.len(), |last| last + 1);
+    score(model, &case.prompt, &case.tokens[..steps], &mut |step, row| {
         report.step(step, &case.top[step], row, near_tie);
         Ok(())
     })?;

@@ -102,7 +102,8 @@ pub enum ConvertError {
     },
     /// The config promises an MTP head that is not there.
     #[error(
-        "{source_name}: the config promises {promised} MTP layer(s) (mtp_num_hidden_layers), the checkpoint has no 'mtp.*' tensor"
+        "{source_name}: the config promises {} (mtp_num_hidden_layers), the checkpoint has no 'mtp.*' tensor",
+        mtp_layers(*.promised)
     )]
     PromisedHeadMissing {
         /// The checkpoint.
@@ -112,7 +113,8 @@ pub enum ConvertError {
     },
     /// The MTP head has another number of layers than promised.
     #[error(
-        "{source_name}: the config promises {promised} MTP layer(s) (mtp_num_hidden_layers), the checkpoint has {found}"
+        "{source_name}: the config promises {} (mtp_num_hidden_layers), the checkpoint has {found}",
+        mtp_layers(*.promised)
     )]
     MtpLayers {
         /// The checkpoint.
@@ -225,6 +227,11 @@ fn left(written: &[PathBuf]) -> String {
     }
     let names: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
     format!("written before that: {}", names.join(", "))
+}
+
+/// `1 MTP layer`, `2 MTP layers`.
+fn mtp_layers(n: u64) -> String {
+    format!("{n} MTP layer{}", if n == 1 { "" } else { "s" })
 }
 
 /// The first few names of a long list.

@@ -189,9 +189,6 @@ fn write_plan(
         mtp_layers: plan.mtp_layers,
         notes: plan.notes,
     };
-    for unmatched in options.overrides.iter().filter(|o| !plan.tensors.iter().any(|t| o.pattern.matches(&t.name))) {
-        report.notes.push(format!("no tensor matches the pattern '{}'", unmatched.pattern.text()));
-    }
     let mut outputs = Vec::new();
     let mut without_data = 0;
     for planned in plan.tensors {

@@ -6,7 +6,7 @@
 use super::ConvertError;
 use super::config::{HfConfig, Mixer};
 use super::folder::{self, TensorReport};
-use super::metadata::{ARCHITECTURE, BLOCK_COUNT, NEXTN_LAYERS};
+use super::metadata::{ARCHITECTURE, BLOCK_COUNT, NEXTN_LAYERS, SIZE_LABEL, size_label};
 use super::names::{self, Part, Rule};
 use super::output::{self, Content, Output, Progress};
 use super::plan::{self, PlanOptions};
@@ -86,9 +86,10 @@ pub fn graft_head(
         head_of_checkpoint(donor, trunk, &config, options)?
     };
     let mut keys = base_file.metadata().clone();
-    let changed_keys = change_layers(&mut keys, trunk, trunk + graft.layers, &config.layers)?;
+    let mut changed_keys = change_layers(&mut keys, trunk, trunk + graft.layers, &config.layers)?;
     let mut outputs = carried(&base_file, |_| true);
     outputs.extend(graft.outputs);
+    changed_keys.extend(change_size_label(&mut keys, &base_file, &outputs));
     let files = output::write(out, &keys, &outputs, &options.writer, progress)?;
     drop(outputs);
 
@@ -121,8 +122,11 @@ pub fn drop_head(
     }
     let stays = |name: &str| names::layer_of(name).is_none_or(|l| l < trunk);
     let mut keys = base_file.metadata().clone();
-    let changed_keys = change_layers(&mut keys, trunk + head, trunk, &[])?;
-    let files = output::write(out, &keys, &carried(&base_file, stays), writer, progress)?;
+    let mut changed_keys = change_layers(&mut keys, trunk + head, trunk, &[])?;
+    let outputs = carried(&base_file, stays);
+    changed_keys.extend(change_size_label(&mut keys, &base_file, &outputs));
+    let files = output::write(out, &keys, &outputs, writer, progress)?;
+    drop(outputs);
     let written = GgufFile::open(&files[0])?;
     let dropped = base_file.tensors().iter().filter(|t| !stays(&t.name)).map(|t| t.name.clone()).collect();
     Ok(GraftReport { files, dropped, changed_keys, ..prove(&base_file, &written, stays)? })
@@ -333,6 +337,19 @@ fn change_layers(keys: &mut Metadata, from: u64, to: u64, trunk: &[Mixer]) -> Re
         changed.push(format!("{key}: {from} to {to} entries"));
     }
     Ok(changed)
+}
+
+/// Sets the size label to what it is with these tensors; says what was changed. A label that was not counted from the
+/// tensors (`35B-A3B`) is a name, and stays.
+fn change_size_label(keys: &mut Metadata, base: &GgufFile, outputs: &[Output]) -> Option<String> {
+    let old = size_label(base.tensors().iter().map(|t| (t.name.as_str(), t.dims.as_slice())));
+    let new = size_label(outputs.iter().map(|o| (o.decl.name.as_str(), o.decl.dims.as_slice())));
+    if new == old || keys.get(SIZE_LABEL) != Some(&Value::String(old.clone())) {
+        return None;
+    }
+    let change = format!("{SIZE_LABEL}: {old} to {new}");
+    keys.set(SIZE_LABEL, Value::String(new));
+    Some(change)
 }
 
 /// Cuts an array, or lengthens it with copies of entry `like`.

@@ -13,6 +13,8 @@ pub const ARCHITECTURE: &str = "qwen35moe";
 
 /// Key of the number of layers.
 pub const BLOCK_COUNT: &str = "qwen35moe.block_count";
+/// Key of the size in words.
+pub const SIZE_LABEL: &str = "general.size_label";
 /// Key of the number of MTP layers.
 pub const NEXTN_LAYERS: &str = "qwen35moe.nextn_predict_layers";
 
@@ -39,7 +41,7 @@ pub fn text_model(
     name: &str,
 ) -> Result<Metadata, ConvertError> {
     let mut m = Metadata::new(&folder.display().to_string());
-    general(&mut m, folder, ARCHITECTURE, "model", name, &size_label(tensors))?;
+    general(&mut m, folder, ARCHITECTURE, "model", name, tensors)?;
     text_parameters(&mut m, config, mtp_layers, file_type);
     m.set("general.quantization_version", Value::U32(2));
     add_tokenizer(&mut m, folder, config_json, config.vocab)?;
@@ -52,7 +54,7 @@ fn general(
     architecture: &str,
     kind: &str,
     name: &str,
-    size_label: &str,
+    tensors: &[Planned],
 ) -> Result<(), ConvertError> {
     m.set("general.architecture", Value::String(architecture.into()));
     m.set("general.type", Value::String(kind.into()));
@@ -63,7 +65,8 @@ fn general(
         }
     }
     m.set("general.name", Value::String(name.into()));
-    m.set("general.size_label", Value::String(size_label.into()));
+    let label = size_label(tensors.iter().map(|t| (t.name.as_str(), t.dims.as_slice())));
+    m.set(SIZE_LABEL, Value::String(label));
     Ok(())
 }
 
@@ -122,7 +125,7 @@ pub fn vision(
     name: &str,
 ) -> Result<Metadata, ConvertError> {
     let mut m = Metadata::new(&folder.display().to_string());
-    general(&mut m, folder, "clip", "mmproj", name, &size_label(tensors))?;
+    general(&mut m, folder, "clip", "mmproj", name, tensors)?;
     m.set("general.file_type", Value::U32(file_type));
     m.set("clip.has_vision_encoder", Value::Bool(true));
     let int = |n: u64| Value::U32(n as u32);
@@ -157,15 +160,16 @@ pub fn vision(
     Ok(m)
 }
 
-/// `experts x size` where size counts one expert, as model pages write it: `256x3.1B`.
-fn size_label(tensors: &[Planned]) -> String {
+/// `experts x size` where size counts one expert, as model pages write it: `256x3.1B`. `tensors` are names and sizes.
+pub(super) fn size_label<'a>(tensors: impl Iterator<Item = (&'a str, &'a [u64])>) -> String {
     let (mut size, mut experts) = (0u64, 0u64);
-    for t in tensors {
-        if t.name.contains("_exps.") && t.dims.len() == 3 {
-            experts = t.dims[2];
-            size += t.weights() / experts.max(1);
+    for (name, dims) in tensors {
+        let weights: u64 = dims.iter().product();
+        if name.contains("_exps.") && dims.len() == 3 {
+            experts = dims[2];
+            size += weights / experts.max(1);
         } else {
-            size += t.weights();
+            size += weights;
         }
     }
     let (scaled, unit) = match size {

@@ -229,7 +229,8 @@ fn mtp_layers_of(checkpoint: &Checkpoint, promised: Option<u64>, notes: &mut Vec
         Some(0) | None if any => {
             let layers = found.max(1);
             notes.push(format!(
-                "config.json does not promise an MTP head, but the checkpoint has 'mtp.*' tensors: kept {layers} layer(s)"
+                "config.json does not promise an MTP head, but the checkpoint has 'mtp.*' tensors: kept {layers} layer{}",
+                if layers == 1 { "" } else { "s" }
             ));
             Ok(layers)
         }

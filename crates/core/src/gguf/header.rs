@@ -40,9 +40,9 @@ pub(super) struct Header {
 /// lie inside the file and to overlap no other.
 pub(super) fn parse(file: &str, data: &[u8], part: usize) -> Result<Header, GgufError> {
     let mut c = Cursor { file, data, at: 0 };
-    let magic = c.bytes(4, &|| "magic".into())?;
+    let magic = c.bytes(4, &|| "not a GGUF file: magic".into())?;
     if magic != b"GGUF" {
-        return Err(c.error(&|| "magic".into(), 0, "'GGUF'", format!("'{}'", magic.escape_ascii())));
+        return Err(c.error(&|| "not a GGUF file: magic".into(), 0, "'GGUF'", format!("'{}'", magic.escape_ascii())));
     }
     let version = c.u32(&|| "version".into())?;
     if !(2..=3).contains(&version) {

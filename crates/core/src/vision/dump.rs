@@ -37,7 +37,7 @@ pub fn write_rows(path: &Path, rows: &PictureRows) -> Result<(), VisionError> {
 /// When the file is no safetensors file, has no such tensor, or not as F32, F16 or BF16.
 pub fn read_rows(path: &Path) -> Result<(Vec<f32>, Vec<usize>), VisionError> {
     let bad = |reason: String| VisionError::Dump { path: path.to_path_buf(), reason };
-    let file = Checkpoint::open(path).map_err(|e| bad(e.to_string()))?;
+    let file = Checkpoint::open(path)?;
     let tensor = file.tensor("rows").ok_or_else(|| bad("it has no tensor named rows".into()))?;
     let ty = match tensor.dtype {
         Dtype::F32 => TensorType::F32,
@@ -45,7 +45,7 @@ pub fn read_rows(path: &Path) -> Result<(Vec<f32>, Vec<usize>), VisionError> {
         Dtype::BF16 => TensorType::BF16,
         other => return Err(bad(format!("rows is {}, expected F32, F16 or BF16", other.name()))),
     };
-    let data = file.data(tensor).map_err(|e| bad(e.to_string()))?;
+    let data = file.data(tensor)?;
     let mut values = vec![0.0; tensor.elements()];
     dequantize(ty, &data, &mut values).map_err(|e| bad(e.to_string()))?;
     Ok((values, tensor.shape.clone()))

@@ -81,6 +81,9 @@ pub enum VisionError {
         /// Why.
         reason: String,
     },
+    /// A file of rows to compare with cannot be read.
+    #[error(transparent)]
+    Rows(#[from] crate::checkpoint::CheckpointError),
     /// An output cannot be written.
     #[error(transparent)]
     Output(#[from] crate::output::OutputError),

@@ -6,15 +6,18 @@ use serde_json::{Map, Value};
 
 /// A value of a column.
 #[derive(Clone, Debug, PartialEq)]
-enum Cell {
+pub enum Cell {
+    /// A name.
     Text(String),
     /// Rounded to this many decimals.
     Number(f64, usize),
+    /// Not measured, or no number.
     None,
 }
 
 impl Cell {
-    fn number(value: f64, decimals: usize) -> Cell {
+    /// `value` rounded to `decimals`.
+    pub fn number(value: f64, decimals: usize) -> Cell {
         if !value.is_finite() {
             return Cell::None;
         }
@@ -22,11 +25,13 @@ impl Cell {
         Cell::Number((value * scale).round() / scale, decimals)
     }
 
-    fn maybe(value: Option<f64>, decimals: usize) -> Cell {
+    /// As [`Cell::number`], where there is one.
+    pub fn maybe(value: Option<f64>, decimals: usize) -> Cell {
         value.map_or(Cell::None, |v| Cell::number(v, decimals))
     }
 
-    fn text(&self) -> String {
+    /// As it is printed.
+    pub fn text(&self) -> String {
         match self {
             Cell::Text(s) => s.clone(),
             Cell::Number(v, decimals) => format!("{v:.decimals$}"),
@@ -76,11 +81,17 @@ impl Summary {
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+/// The middle value, or the mean of the two in the middle; NaN for none.
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     Summary::of(values.collect()).median
 }
 
 impl Row {
+    /// A row of such columns.
+    pub fn of(columns: Vec<(&str, Cell)>) -> Row {
+        Row { columns: columns.into_iter().map(|(name, cell)| (name.to_string(), cell)).collect(), spread: 0.0 }
+    }
+
     /// Sums up the samples of a test. `peer` has the peer's name and its samples, pair by pair with `ours`; `bandwidth`
     /// is the machine's in bytes per second.
     pub fn new(test: &Test, ours: &[Sample], peer: Option<(&str, &[Sample])>, bandwidth: f64) -> Row {
@@ -125,7 +136,8 @@ impl Row {
         Row { columns, spread }
     }
 
-    fn cell(&self, name: &str) -> &Cell {
+    /// The value of a column; none where there is no such column.
+    pub fn cell(&self, name: &str) -> &Cell {
         self.columns.iter().find(|(n, _)| n == name).map_or(&Cell::None, |(_, c)| c)
     }
 
@@ -139,6 +151,13 @@ fn acceptance(samples: &[Sample]) -> Cell {
     let drafted: usize = samples.iter().map(|s| s.drafted).sum();
     let accepted: usize = samples.iter().map(|s| s.accepted).sum();
     if drafted == 0 { Cell::None } else { Cell::number(accepted as f64 / drafted as f64 * 100.0, 1) }
+}
+
+/// Rows as an indented JSON object, `results` beside what else there is to say.
+pub fn json<const N: usize>(rows: &[Row], others: [(&str, &Value); N]) -> String {
+    let mut all: Map<_, _> = others.into_iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+    all.insert("results".to_string(), rows.iter().map(Row::json).collect());
+    format!("{:#}", Value::Object(all))
 }
 
 /// Rows as CSV with a header line.

@@ -19,17 +19,17 @@ use ours::Ours;
 use peer::{Against, Peer, Setup};
 use plan::{Mtp, Test, Text};
 use serde_json::json;
-use serve_load::ServeLoadArgs;
+use serve_load::{Form, ServeLoadArgs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use strata_kernels::cpu::{Pool, bandwidth};
 
-/// Arguments of `strata bench`.
 /// Parses a number of rows, far below where sums of them could overflow.
 fn rows(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n <= 1 << 24).ok_or_else(|| format!("expected a number from 0 to {}", 1 << 24))
 }
 
+/// Arguments of `strata bench`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -92,7 +92,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
                     .into());
             }
         };
-        serve_load::run(&args.load, serve, against, args.json)?;
+        let form = match (args.json, args.csv) {
+            (true, _) => Form::Json,
+            (false, true) => Form::Csv,
+            (false, false) => Form::Text,
+        };
+        serve_load::run(&args.load, serve, against, form)?;
         return Ok(ExitCode::SUCCESS);
     }
     let journal = match (&args.journal, args.no_journal) {
@@ -104,7 +109,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (None, _) => journal::default_path().filter(|path| match journal::check(path, &[]) {
             Ok(()) => true,
             Err(error) => {
-                eprintln!("warning: no journal is kept: {error}");
+                strata::errln!("warning: no journal is kept: {error}");
                 false
             }
         }),
@@ -183,7 +188,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     warn_of_noise(&rows, load_before);
     if let Some(path) = journal {
         journal::append(&path, &machine, &model, &settings, &rows)?;
-        eprintln!("strata: the result was added to {}", path.display());
+        strata::errln!("strata: the result was added to {}", path.display());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -218,11 +223,11 @@ fn report(
     settings: &serde_json::Value,
 ) -> Result<()> {
     if args.csv {
-        print!("{}", figures::csv(rows));
+        crate::cli::out!("{}", figures::csv(rows));
     } else if args.json {
-        let rows: Vec<_> = rows.iter().map(Row::json).collect();
-        let all = json!({"machine": machine, "build": journal::build(), "model": model, "settings": settings, "results": rows});
-        crate::cli::outln!("{all:#}");
+        let build = journal::build();
+        let others = [("machine", machine), ("build", &build), ("model", model), ("settings", settings)];
+        crate::cli::outln!("{}", figures::json(rows, others));
     } else {
         let text = |v: &serde_json::Value| v.as_str().unwrap_or("unknown").to_string();
         crate::cli::outln!(
@@ -232,7 +237,7 @@ fn report(
             text(&machine["cpu"]),
             machine["read_gb_s"]
         );
-        print!("{}", figures::table(rows));
+        crate::cli::out!("{}", figures::table(rows));
     }
     Ok(())
 }
@@ -241,7 +246,7 @@ fn warn_of_noise(rows: &[Row], load_before: Option<f64>) {
     let noisy: Vec<_> = rows.iter().filter(|r| r.spread > NOISY_PERCENT).collect();
     if !noisy.is_empty() {
         let most = noisy.iter().map(|r| r.spread).fold(0.0, f64::max);
-        eprintln!(
+        strata::errln!(
             "warning: {} of {} tests spread by more than {NOISY_PERCENT} % (up to {most:.0} %): the machine is noisy, measure again when it is quiet",
             noisy.len(),
             rows.len()
@@ -249,6 +254,6 @@ fn warn_of_noise(rows: &[Row], load_before: Option<f64>) {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
     if let Some(load) = load_before.filter(|l| *l > cores * 0.5) {
-        eprintln!("warning: the machine was busy before the measurement began (load {load:.1} on {cores} cores)");
+        strata::errln!("warning: the machine was busy before the measurement began (load {load:.1} on {cores} cores)");
     }
 }

@@ -3,6 +3,7 @@
 //! Both servers get the same prompts (token ids) in interleaved rounds. Counted is what the clients see: time to the
 //! first piece, time between pieces, tokens per second of all clients together.
 
+use super::figures::{self, Cell, Row, median};
 use crate::cli::failure::BadInput;
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
@@ -204,58 +205,67 @@ impl ServeLoadArgs {
     }
 }
 
-/// Numbers of one side at one number of clients.
-struct Summary {
-    total: Vec<f64>,
-    decode: Vec<f64>,
-    first: Vec<f64>,
-    gaps: Vec<f64>,
-    drafted: u64,
-    accepted: u64,
-}
-
-impl Summary {
-    fn of(rounds: &[Round]) -> Summary {
-        let sorted = |values: Vec<f64>| {
-            let mut values = values;
-            values.sort_by(f64::total_cmp);
-            values
-        };
-        let seen = || rounds.iter().flat_map(|r| &r.seen);
-        Summary {
-            total: sorted(rounds.iter().map(|r| r.total_rate).collect()),
-            decode: sorted(rounds.iter().map(|r| r.decode_rate).collect()),
-            first: sorted(seen().map(|s| s.first_s).collect()),
-            gaps: sorted(seen().flat_map(|s| s.gaps_s.iter().copied()).collect()),
-            drafted: seen().map(|s| s.drafted).sum(),
-            accepted: seen().map(|s| s.accepted).sum(),
-        }
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "tokens_per_second": percentile(&self.total, 0.5),
-            "decode_tokens_per_second": percentile(&self.decode, 0.5),
-            "decode_tokens_per_second_rounds": self.decode,
-            "first_token_seconds": {"p50": percentile(&self.first, 0.5), "p95": percentile(&self.first, 0.95)},
-            "between_tokens_seconds": {"p50": percentile(&self.gaps, 0.5), "p95": percentile(&self.gaps, 0.95),
-                "p99": percentile(&self.gaps, 0.99), "max": self.gaps.last()},
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-        })
-    }
-}
-
-/// The value below which a share of sorted values lies; 0 for none.
+/// The value below which a share of sorted values lies; NaN for none.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     match sorted.len() {
-        0 => 0.0,
+        0 => f64::NAN,
         n => sorted[((n - 1) as f64 * share).round() as usize],
     }
 }
 
-/// Puts load on `serve`, and on `against` in turns with it; prints a line per side, or JSON.
-pub fn run(args: &ServeLoadArgs, serve: &str, against: Option<&str>, json: bool) -> Result<()> {
+/// Decode speed of one side over the other's: the median of the rounds, which go pair by pair.
+fn ratio(a: &[Round], b: &[Round]) -> f64 {
+    median(a.iter().zip(b).map(|(a, b)| a.decode_rate / b.decode_rate))
+}
+
+/// The figures of one side at one number of clients. `ratio` is that of the first side to the second, in the first's row.
+fn row(clients: usize, url: &str, rounds: &[Round], ratio: Option<f64>) -> Row {
+    let sorted = |values: &mut dyn Iterator<Item = f64>| {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let seen = || rounds.iter().flat_map(|r| &r.seen);
+    let decode = sorted(&mut rounds.iter().map(|r| r.decode_rate));
+    let first = sorted(&mut seen().map(|s| s.first_s * 1e3));
+    let gaps = sorted(&mut seen().flat_map(|s| s.gaps_s.iter().map(|gap| gap * 1e3)));
+    let middle = |values: &[f64], decimals| Cell::number(median(values.iter().copied()), decimals);
+    let at = |values: &[f64], share, decimals| Cell::number(percentile(values, share), decimals);
+    let count = |n: u64| Cell::Number(n as f64, 0);
+    Row::of(vec![
+        ("clients", count(clients as u64)),
+        ("url", Cell::Text(url.to_string())),
+        ("rounds", count(rounds.len() as u64)),
+        ("tok_s", middle(&decode, 2)),
+        ("tok_s_min", at(&decode, 0.0, 2)),
+        ("tok_s_max", at(&decode, 1.0, 2)),
+        ("with_prompts_tok_s", Cell::number(median(rounds.iter().map(|r| r.total_rate)), 2)),
+        ("first_ms", middle(&first, 2)),
+        ("first_p95_ms", at(&first, 0.95, 2)),
+        // Of small models microseconds, and of pieces that come in one packet no time at all.
+        ("between_ms", middle(&gaps, 3)),
+        ("between_p95_ms", at(&gaps, 0.95, 3)),
+        ("between_p99_ms", at(&gaps, 0.99, 3)),
+        ("between_max_ms", at(&gaps, 1.0, 3)),
+        ("drafted", count(seen().map(|s| s.drafted).sum())),
+        ("accepted", count(seen().map(|s| s.accepted).sum())),
+        ("ratio", Cell::maybe(ratio, 3)),
+    ])
+}
+
+/// How the figures are printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Lines for people, as soon as they are measured.
+    Text,
+    /// One object.
+    Json,
+    /// A header and a line per side and number of clients.
+    Csv,
+}
+
+/// Puts load on `serve`, and on `against` in turns with it; prints the figures of every side.
+pub fn run(args: &ServeLoadArgs, serve: &str, against: Option<&str>, form: Form) -> Result<()> {
     args.check()?;
     let sides: Vec<&str> = std::iter::once(serve).chain(against).collect();
     let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE)).proxy(None);
@@ -274,64 +284,53 @@ pub fn run(args: &ServeLoadArgs, serve: &str, against: Option<&str>, json: bool)
                 rounds[side].push(args.round(&agent, sides[side], clients, round)?);
             }
         }
-        let summaries: Vec<Summary> = rounds.iter().map(|r| Summary::of(r)).collect();
-        if !json {
-            print_row(clients, &sides, &summaries)?;
+        for (side, url) in sides.iter().enumerate() {
+            let other = rounds.get(1).filter(|_| side == 0);
+            let row = row(clients, url, &rounds[side], other.map(|other| ratio(&rounds[0], other)));
+            if form == Form::Text {
+                crate::cli::outln!("{}", line(&row));
+            }
+            rows.push(row);
         }
-        rows.push(json!({
-            "clients": clients,
-            "sides": sides.iter().zip(&summaries).map(|(url, s)| {
-                let mut side = s.json();
-                side["url"] = json!(url);
-                side
-            }).collect::<Vec<_>>(),
-            "ratio": ratio(&summaries),
-        }));
     }
-    if json {
-        crate::cli::outln!(
-            "{}",
-            json!({
-                "prompt_tokens": args.prompt_tokens, "answer_tokens": args.answer_tokens, "rounds": args.rounds,
-                "requests": args.requests, "rate": args.rate, "rows": rows,
-            })
-        );
+    let settings = json!({
+        "prompt_tokens": args.prompt_tokens, "answer_tokens": args.answer_tokens, "rounds": args.rounds,
+        "requests": args.requests, "rate": args.rate,
+    });
+    match form {
+        Form::Text => {}
+        Form::Json => crate::cli::outln!("{}", figures::json(&rows, [("settings", &settings)])),
+        Form::Csv => crate::cli::out!("{}", figures::csv(&rows)),
     }
     Ok(())
 }
 
-/// Decode speed of the first side over the second's.
-fn ratio(summaries: &[Summary]) -> Option<f64> {
-    match summaries {
-        [a, b] => Some(percentile(&a.decode, 0.5) / percentile(&b.decode, 0.5)),
-        _ => None,
+/// A row for people.
+fn line(row: &Row) -> String {
+    let text = |name: &str| row.cell(name).text();
+    let clients = text("clients");
+    let mut line = format!(
+        "{clients} client{} {}: decode {} tok/s ({} to {}), with prompts {}; first token {} ms (p95 {}); between {} ms (p95 {}, \
+         p99 {})",
+        if clients == "1" { "" } else { "s" },
+        text("url"),
+        text("tok_s"),
+        text("tok_s_min"),
+        text("tok_s_max"),
+        text("with_prompts_tok_s"),
+        text("first_ms"),
+        text("first_p95_ms"),
+        text("between_ms"),
+        text("between_p95_ms"),
+        text("between_p99_ms"),
+    );
+    if text("drafted") != "0" {
+        line += &format!("; drafts {}/{}", text("accepted"), text("drafted"));
     }
-}
-
-fn print_row(clients: usize, sides: &[&str], summaries: &[Summary]) -> Result<()> {
-    for (url, s) in sides.iter().zip(summaries) {
-        let (low, high) = (s.decode.first().copied().unwrap_or(0.0), s.decode.last().copied().unwrap_or(0.0));
-        let mut line = format!(
-            "{clients} client{} {url}: decode {:.1} tok/s ({low:.1} to {high:.1}), with prompts {:.1}; first token {:.0} ms \
-             (p95 {:.0}); between {:.1} ms (p95 {:.1}, p99 {:.1})",
-            if clients == 1 { "" } else { "s" },
-            percentile(&s.decode, 0.5),
-            percentile(&s.total, 0.5),
-            percentile(&s.first, 0.5) * 1e3,
-            percentile(&s.first, 0.95) * 1e3,
-            percentile(&s.gaps, 0.5) * 1e3,
-            percentile(&s.gaps, 0.95) * 1e3,
-            percentile(&s.gaps, 0.99) * 1e3,
-        );
-        if s.drafted > 0 {
-            line += &format!("; drafts {}/{}", s.accepted, s.drafted);
-        }
-        crate::cli::outln!("{line}");
+    if *row.cell("ratio") != Cell::None {
+        line += &format!("; {} x the other", text("ratio"));
     }
-    if let Some(ratio) = ratio(summaries) {
-        crate::cli::outln!("  ratio {ratio:.2}");
-    }
-    Ok(())
+    line
 }
 
 #[cfg(test)]
@@ -343,7 +342,24 @@ mod tests {
         let values = [1.0, 2.0, 3.0, 4.0, 100.0];
         assert_eq!(percentile(&values, 0.5), 3.0);
         assert_eq!(percentile(&values, 0.99), 100.0);
-        assert_eq!(percentile(&[], 0.5), 0.0);
+        assert!(percentile(&[], 0.5).is_nan());
+    }
+
+    #[test]
+    fn medians_of_even_counts_are_the_mean_of_the_middle_and_ratios_go_pair_by_pair() {
+        let rounds = |rates: [f64; 4]| {
+            rates.map(|rate| Round {
+                total_rate: rate / 2.0,
+                decode_rate: rate,
+                seen: vec![Seen { first_s: rate / 1e3, gaps_s: vec![rate / 1e6], tokens: 2, ..Seen::default() }],
+            })
+        };
+        let (ours, theirs) = (rounds([40.0, 10.0, 20.0, 30.0]), rounds([20.0, 10.0, 5.0, 30.0]));
+        let row = row(2, "http://a", &ours, Some(ratio(&ours, &theirs)));
+        let shown =
+            ["tok_s", "with_prompts_tok_s", "first_ms", "between_ms", "ratio"].map(|name| row.cell(name).text());
+        assert_eq!(shown, ["25.00", "12.50", "25.00", "0.025", "1.500"]);
+        assert!(line(&row).contains("2 clients http://a: decode 25.00 tok/s (10.00 to 40.00)"), "{}", line(&row));
     }
 
     #[test]

@@ -97,10 +97,10 @@ impl ReportArgs {
             report.insert("figures".into(), Value::Object(figures.json()));
             crate::cli::outln!("{}", serde_json::to_string_pretty(&report)?);
         } else if self.csv {
-            print!("{}", figures.csv());
+            crate::cli::out!("{}", figures.csv());
         } else {
             crate::cli::outln!("{headline}");
-            print!("{}", figures.table());
+            crate::cli::out!("{}", figures.table());
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ pub fn sides(tested: &str, reference: Option<&str>) -> Map<String, Value> {
 pub fn verdict(what: &str, value: f64, threshold: Option<f64>) -> ExitCode {
     match threshold {
         Some(threshold) if value > threshold || value.is_nan() => {
-            eprintln!("strata: {what} {value} is beyond the threshold of {threshold}");
+            strata::errln!("strata: {what} {value} is beyond the threshold of {threshold}");
             ExitCode::from(BEYOND_THRESHOLD)
         }
         _ => ExitCode::SUCCESS,

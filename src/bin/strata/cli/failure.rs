@@ -39,19 +39,19 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut shown = error.to_string();
-    eprintln!("error: {shown}");
+    strata::errln!("error: {shown}");
     for cause in error.chain().skip(1) {
         let cause = cause.to_string();
         // Wrapping errors often repeat their cause's text; say it once.
         if !shown.contains(&cause) {
-            eprintln!("  caused by: {cause}");
+            strata::errln!("  caused by: {cause}");
         }
         shown = cause;
     }
     if let Some(hint) =
         error.chain().find_map(|cause| cause.downcast_ref::<BadInput>().and_then(|bad| bad.hint.as_deref()))
     {
-        eprintln!("  hint: {hint}");
+        strata::errln!("  hint: {hint}");
     }
     ExitCode::from(exit_code(error))
 }

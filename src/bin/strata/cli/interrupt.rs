@@ -49,6 +49,6 @@ fn on_signal(mut act: impl FnMut() + Send + 'static) {
 
 fn end() -> ! {
     let removed = strata_core::output::remove_unfinished_files();
-    eprintln!("strata: interrupted{}", if removed > 0 { "; unfinished files were removed" } else { "" });
+    strata::errln!("strata: interrupted{}", if removed > 0 { "; unfinished files were removed" } else { "" });
     std::process::exit(i32::from(INTERRUPTED));
 }

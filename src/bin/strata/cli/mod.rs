@@ -10,6 +10,7 @@ pub mod model;
 pub mod output;
 pub mod progress;
 pub mod settings;
+pub mod wording;
 
 /// Prints a line to stdout. Unlike `println!` it gives an error where stdout cannot be written, and does not panic.
 macro_rules! outln {
@@ -19,3 +20,12 @@ macro_rules! outln {
     }};
 }
 pub(crate) use outln;
+
+/// Prints text to stdout as it stands; gives an error as [`outln`] does.
+macro_rules! out {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        write!(std::io::stdout(), $($text)*)?
+    }};
+}
+pub(crate) use out;

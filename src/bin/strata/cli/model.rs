@@ -109,7 +109,7 @@ impl ModelArgs {
             BadInput::new("no model given, and this build has none bundled")
                 .hint("give one with -m FILE or $STRATA_MODEL")
         })?;
-        eprintln!("strata: using {} (choose another with -m FILE)", bundled::NAME);
+        strata::errln!("strata: using {} (choose another with -m FILE)", bundled::NAME);
         Ok(GgufFile::from_bytes(bundled::NAME, data)?)
     }
 
@@ -192,7 +192,7 @@ impl LoadedModel {
         let may_lack = !picture && args.mmproj.is_none();
         let encoder = match self.encoder(args, threads) {
             Err(error) if may_lack && error.is::<SeveralEncoders>() => {
-                eprintln!("strata: warning: no pictures: {error} (choose one with --mmproj FILE)");
+                strata::errln!("strata: warning: no pictures: {error} (choose one with --mmproj FILE)");
                 return Ok(None);
             }
             Err(error) if error.is::<SeveralEncoders>() => {
@@ -208,7 +208,7 @@ impl LoadedModel {
                 encoder.width()
             );
             if may_lack {
-                eprintln!("strata: warning: no pictures: {problem} (give the right one with --mmproj FILE)");
+                strata::errln!("strata: warning: no pictures: {problem} (give the right one with --mmproj FILE)");
                 return Ok(None);
             }
             return Err(BadInput::new(problem).into());
@@ -233,7 +233,7 @@ impl LoadedModel {
             [] => Ok(None),
             [path] => {
                 let encoder = open_encoder(path, None, threads)?.0;
-                eprintln!("strata: pictures are read with {} (choose another with --mmproj FILE)", path.display());
+                strata::errln!("strata: pictures are read with {} (choose another with --mmproj FILE)", path.display());
                 Ok(Some(encoder))
             }
             several => {

@@ -112,7 +112,7 @@ impl SamplingArgs {
         let set: Vec<_> = set.iter().filter(|(_, given)| *given).map(|(flag, _)| *flag).collect();
         if self.temp == 0.0 && !set.is_empty() {
             let verb = if set.len() == 1 { "changes" } else { "change" };
-            eprintln!(
+            strata::errln!(
                 "strata: warning: {} {verb} nothing without --temp: the most likely token is taken",
                 set.join(", ")
             );

@@ -2,6 +2,7 @@
 
 use super::print;
 use super::schema::{self, Expected, Held};
+use crate::cli::wording::{agreeing, counted};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
@@ -40,8 +41,25 @@ pub struct Comparison {
     pub metadata_different: Vec<(String, String, String)>,
 }
 
-/// Compares two GGUF files.
-pub fn two_ggufs(a: &GgufFile, b: &GgufFile) -> Comparison {
+/// What a GGUF file holds.
+fn kind(file: &GgufFile) -> &'static str {
+    match file.metadata().str("general.architecture") {
+        Ok("clip") => "a vision encoder",
+        _ => "a text model",
+    }
+}
+
+/// Compares two GGUF files. `Err` in words when they are of different kinds.
+pub fn two_ggufs(a: &GgufFile, b: &GgufFile) -> Result<Comparison, String> {
+    if kind(a) != kind(b) {
+        return Err(format!(
+            "different kinds of file cannot be compared: {} is {}, {} is {}",
+            a.name(),
+            kind(a),
+            b.name(),
+            kind(b)
+        ));
+    }
     let mut c = Comparison { file: a.name().into(), against: b.name().into(), ..Default::default() };
     let mut types = BTreeMap::new();
     for t in b.tensors() {
@@ -83,7 +101,7 @@ pub fn two_ggufs(a: &GgufFile, b: &GgufFile) -> Comparison {
         c.findings.insert(0, mtp_finding(&format!("{other} has {all} tensors of it"), mtp, all, &restore));
     }
     finish(&mut c, trunk, mtp);
-    c
+    Ok(c)
 }
 
 /// Compares a GGUF with the checkpoint it may come from. `Err` in words when the two cannot be compared.
@@ -173,12 +191,18 @@ pub fn with_checkpoint(a: &GgufFile, path: &str, b: &Checkpoint) -> Result<Compa
         .collect();
     if !unknown.is_empty() {
         let first = unknown.iter().next().unwrap_or(&"");
-        c.findings.push(format!("{} tensors of the checkpoint have no place in a GGUF, e.g. {first}", unknown.len()));
+        c.findings.push(format!(
+            "{} of the checkpoint {} no place in a GGUF, e.g. {first}",
+            counted(unknown.len(), "tensor"),
+            agreeing(unknown.len(), "has", "have")
+        ));
     }
     let vision = all_names().filter(|n| names::part_of_hf(n) == Part::Vision).count();
     if vision > 0 && !is_encoder {
         c.findings.push(format!(
-            "the checkpoint's {vision} tensors of the vision encoder belong in an mmproj file of its own"
+            "the checkpoint's {} of the vision encoder {} in an mmproj file of its own",
+            counted(vision, "tensor"),
+            agreeing(vision, "belongs", "belong")
         ));
     }
     if mtp > 0 {
@@ -226,7 +250,9 @@ pub fn two_checkpoints(path_a: &str, a: &Checkpoint, path_b: &str, b: &Checkpoin
     let mtp = c.missing.iter().filter(|n| names::part_of_hf(n) == Part::Mtp).count();
     if mtp > 0 {
         c.findings.push(format!(
-            "{mtp} `mtp.*` tensors are missing: a conversion of this checkpoint would have no complete MTP head"
+            "{} {} missing: a conversion of this checkpoint would have no complete MTP head",
+            counted(mtp, "`mtp.*` tensor"),
+            agreeing(mtp, "is", "are")
         ));
     }
     let rest = c.missing.len() - mtp;
@@ -244,10 +270,12 @@ fn mtp_finding(there: &str, missing: usize, all: usize, restore: &str) -> String
 
 fn finish(c: &mut Comparison, trunk: usize, mtp: usize) {
     if trunk > 0 {
-        c.findings.insert(0, format!("{trunk} tensors that the model needs are missing"));
+        let (tensors, are) = (counted(trunk, "tensor"), agreeing(trunk, "is", "are"));
+        c.findings.insert(0, format!("{tensors} that the model needs {are} missing"));
     }
     if !c.shapes.is_empty() {
-        c.findings.push(format!("{} tensors have another shape", c.shapes.len()));
+        let n = c.shapes.len();
+        c.findings.push(format!("{} {} another shape", counted(n, "tensor"), agreeing(n, "has", "have")));
     }
     c.lacks_something |= trunk > 0 || mtp > 0 || !c.shapes.is_empty();
 }
@@ -371,9 +399,11 @@ const SHOWN: usize = 20;
 pub fn text(c: &Comparison) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "{}\n  against {}\n", c.file, c.against);
-    if c.findings.is_empty() && !c.lacks_something {
-        let _ = writeln!(out, "  nothing the model needs is missing\n");
-    }
+    let verdict = match c.lacks_something {
+        true => "the file lacks something the model needs",
+        false => "nothing the model needs is missing",
+    };
+    let _ = writeln!(out, "  {verdict}\n");
     for f in &c.findings {
         let _ = writeln!(out, "  * {f}");
     }
@@ -393,8 +423,7 @@ pub fn text(c: &Comparison) -> String {
     list("tensors under another name (here <- there)", c.renamed.iter().map(|(h, t)| format!("{h} <- {t}")).collect());
     list("tensors of another shape", c.shapes.clone());
     list("tensors only here", c.extra.clone());
-    let rows: Vec<String> =
-        c.types.iter().map(|(t, h, n)| format!("{t} -> {h}: {} tensors", print::grouped(*n as u64))).collect();
+    let rows: Vec<String> = c.types.iter().map(|(t, h, n)| format!("{t} -> {h}: {}", print::tensors(*n))).collect();
     list("types (there -> here)", rows);
     list("missing metadata", c.metadata_missing.clone());
     list("metadata only here", c.metadata_extra.clone());

@@ -1,6 +1,7 @@
 //! `--tensors` and `--metadata`: the lists behind the report.
 
 use super::print;
+use crate::cli::wording::{counted, on_one_line, quoted};
 use serde_json::json;
 use strata_core::checkpoint::Checkpoint;
 use strata_core::convert::Pattern;
@@ -56,13 +57,7 @@ pub fn tensor_table(tensors: &[TensorLine]) -> String {
         rows.push([t.name.clone(), t.shape.clone(), t.ty.to_string(), print::grouped(t.bytes), part]);
     }
     let total = tensors.iter().map(|t| t.bytes).sum();
-    rows.push([
-        format!("{} tensors", tensors.len()),
-        String::new(),
-        String::new(),
-        print::grouped(total),
-        String::new(),
-    ]);
+    rows.push([counted(tensors.len(), "tensor"), String::new(), String::new(), print::grouped(total), String::new()]);
     print::table(&rows, &[false, true, false, true, true])
 }
 
@@ -86,11 +81,11 @@ pub fn metadata_table(file: &GgufFile) -> String {
         .iter()
         .map(|(key, value)| {
             let (ty, text) = match value {
-                Value::Array(a) => (format!("{} x {}", a.len(), a.element_type().name()), array_text(a)),
-                Value::String(s) => ("string".to_string(), on_one_line(s)),
+                Value::Array(a) => (format!("{} x {}", a.len(), a.element_type().name()), shortened(&array_text(a))),
+                Value::String(s) => ("string".to_string(), shortened(s)),
                 v => (v.value_type().name().to_string(), v.to_string()),
             };
-            [on_one_line(key), ty, shortened(text)]
+            [on_one_line(key), ty, text]
         })
         .collect();
     print::table(&rows, &[false, false, false])
@@ -100,7 +95,7 @@ fn array_text(a: &Array) -> String {
     let shown: Vec<String> = (0..a.len().min(SHOWN_ELEMENTS))
         .filter_map(|i| a.get(i))
         .map(|v| match v {
-            Value::String(s) => format!("{s:?}"),
+            Value::String(s) => quoted(&s),
             v => v.to_string(),
         })
         .collect();
@@ -108,17 +103,13 @@ fn array_text(a: &Array) -> String {
     format!("[{}{more}]", shown.join(", "))
 }
 
-/// The text with control characters escaped.
-fn on_one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() }).collect()
-}
-
-fn shortened(text: String) -> String {
-    let chars = text.chars().count();
-    if chars <= SHOWN_CHARS {
-        return text;
+/// The text on one line; of a long one the beginning and how many characters it has in the file.
+fn shortened(text: &str) -> String {
+    let (chars, line) = (text.chars().count(), on_one_line(text));
+    if line.chars().count() <= SHOWN_CHARS {
+        return line;
     }
-    format!("{}... ({chars} characters)", text.chars().take(SHOWN_CHARS).collect::<String>())
+    format!("{}... ({chars} characters)", line.chars().take(SHOWN_CHARS).collect::<String>())
 }
 
 /// All metadata as JSON, in full, in file order. Numbers that JSON does not know (NaN, infinity) become `null`.

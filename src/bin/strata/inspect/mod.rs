@@ -123,6 +123,8 @@ fn lists(args: &Args, opened: &Opened) -> Result<String> {
         };
         if args.json {
             object.insert("tensors".into(), list::tensor_json(&tensors));
+        } else if let (true, Some(pattern)) = (tensors.is_empty(), &pattern) {
+            text.push_str(&format!("no tensor matches '{}'\n", pattern.text()));
         } else {
             text.push_str(&list::tensor_table(&tensors));
         }
@@ -146,7 +148,7 @@ fn lists(args: &Args, opened: &Opened) -> Result<String> {
 fn compare(args: &Args, a: String, opened: &Opened, other: &Path) -> Result<ExitCode> {
     let b = other.display().to_string();
     let comparison = match (opened, &open(other)?) {
-        (Opened::Gguf(x), Opened::Gguf(y)) => against::two_ggufs(x, y),
+        (Opened::Gguf(x), Opened::Gguf(y)) => against::two_ggufs(x, y).map_err(BadInput::new)?,
         (Opened::Gguf(x), Opened::Checkpoint(y)) => against::with_checkpoint(x, &b, y).map_err(BadInput::new)?,
         (Opened::Checkpoint(x), Opened::Checkpoint(y)) => against::two_checkpoints(&a, x, &b, y),
         (Opened::Checkpoint(_), Opened::Gguf(_)) => {

@@ -1,6 +1,7 @@
 //! The report as text for people.
 
 use super::report::{MtpReport, MtpState, Report};
+use crate::cli::wording::agreeing;
 use std::fmt::Write;
 
 /// Lays the report out: one line per fact, then the table of types, then the verdict.
@@ -19,7 +20,7 @@ pub fn report(r: &Report) -> String {
     };
     let size: Vec<String> = [
         r.model.size_label.clone(),
-        Some(format!("{} weights in {} tensors", count(r.weights), grouped(r.tensors as u64))),
+        Some(format!("{} weights in {}", count(r.weights), tensors(r.tensors))),
         Some(format!("{:.2} bits per weight", r.bits_per_weight)),
         r.model.file_type.clone(),
     ]
@@ -94,7 +95,7 @@ pub fn report(r: &Report) -> String {
 
 fn mtp(m: &MtpReport, line: &mut impl FnMut(&str, String)) {
     let place = m.block.map(|b| format!(" in blk.{b}")).unwrap_or_default();
-    let held = format!("{} tensors{place}, {}, {}", m.tensors, m.types.join(" "), bytes(m.bytes));
+    let held = format!("{}{place}, {}, {}", tensors(m.tensors), m.types.join(" "), bytes(m.bytes));
     match m.state {
         MtpState::Complete => line("MTP head", format!("complete: {held}")),
         MtpState::Absent => line("MTP head", "not in this file".into()),
@@ -198,6 +199,11 @@ pub fn grouped(n: u64) -> String {
         out.push(d);
     }
     out
+}
+
+/// `1,024 tensors`
+pub fn tensors(n: usize) -> String {
+    format!("{} {}", grouped(n as u64), agreeing(n, "tensor", "tensors"))
 }
 
 #[cfg(test)]

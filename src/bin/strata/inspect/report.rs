@@ -322,10 +322,11 @@ fn language_model(file: &GgufFile, report: &mut Report) -> Option<anyhow::Error>
     }
     let unknown: Vec<_> = report.types.iter().filter(|t| t.computable == Some(false)).collect();
     for t in &unknown {
-        report
-            .runs
-            .cannot
-            .push(format!("{} tensors are stored as {}, which strata cannot compute with", t.tensors, t.name));
+        report.runs.cannot.push(format!(
+            "{} stored as {}, which strata cannot compute with",
+            print::tensors(t.tensors),
+            t.name
+        ));
     }
     let has_vocabulary = report.text.as_ref().is_some_and(|t| t.tokens.is_some());
     if !has_vocabulary {
@@ -482,7 +483,7 @@ pub fn of_checkpoint(path: &str, checkpoint: &Checkpoint) -> anyhow::Result<Insp
     };
     report.runs.cannot.push("safetensors are the source of a model file, strata runs GGUF".into());
     for (shard, tensors) in checkpoint.missing_shards() {
-        report.runs.cannot.push(format!("shard {shard} with {tensors} tensors is not there"));
+        report.runs.cannot.push(format!("shard {shard} with {} is not there", print::tensors(tensors)));
     }
     if checkpoint.one_of_several() {
         report.runs.cannot.push("converting: this is one shard of several; give the folder or its index".into());

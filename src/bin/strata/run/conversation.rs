@@ -59,7 +59,7 @@ pub fn talk(session: &Session) -> Result<ExitCode> {
     if let Some(prompt) = &session.args.prompt {
         turn(session, &mut talk, prompt)?;
     }
-    eprintln!("Type a message, or /help.");
+    strata::errln!("Type a message, or /help.");
     while let Some(line) = read_message(&mut editor)? {
         let line = line.trim();
         if line.is_empty() {
@@ -69,31 +69,31 @@ pub fn talk(session: &Session) -> Result<ExitCode> {
         let _ = editor.add_history_entry(line);
         match line.split_once(char::is_whitespace).unwrap_or((line, "")) {
             ("/exit" | "/quit", _) => break,
-            ("/help", _) => eprintln!("{HELP}"),
+            ("/help", _) => strata::errln!("{HELP}"),
             ("/clear", _) => {
                 talk = talk.restarted(session.args.system.as_deref());
-                eprintln!("a new conversation{}", talk.waiting_note());
+                strata::errln!("a new conversation{}", talk.waiting_note());
             }
             ("/system", text) => {
                 let text = text.trim();
                 talk = talk.restarted((!text.is_empty()).then_some(text));
                 let system = if text.is_empty() { "without a system message" } else { "with this system message" };
-                eprintln!("a new conversation {system}{}", talk.waiting_note());
+                strata::errln!("a new conversation {system}{}", talk.waiting_note());
             }
-            ("/image", path) if path.trim().is_empty() => eprintln!("usage: /image FILE"),
+            ("/image", path) if path.trim().is_empty() => strata::errln!("usage: /image FILE"),
             ("/image", path) => match add_picture(session, Path::new(path.trim())) {
                 Ok(picture) => talk.waiting.push(picture),
-                Err(error) => eprintln!("error: {error:#}"),
+                Err(error) => strata::errln!("error: {error:#}"),
             },
-            (command, _) if command.starts_with('/') => eprintln!("unknown command {command}; /help lists them"),
+            (command, _) if command.starts_with('/') => strata::errln!("unknown command {command}; /help lists them"),
             _ => {
                 if let Err(error) = turn(session, &mut talk, line) {
-                    eprintln!("error: {error:#}");
+                    strata::errln!("error: {error:#}");
                     if error
                         .chain()
                         .any(|cause| matches!(cause.downcast_ref(), Some(SubmitError::PromptTooLong { .. })))
                     {
-                        eprintln!(
+                        strata::errln!(
                             "  hint: /clear starts a new conversation; start strata with a larger -c for longer ones"
                         );
                     }
@@ -132,7 +132,7 @@ fn read_message(editor: &mut DefaultEditor) -> Result<Option<String>> {
 
 fn add_picture(session: &Session, path: &Path) -> Result<Arc<PictureRows>> {
     let picture = session.read_pictures(&[read_picture_file(path)?])?.remove(0);
-    eprintln!("picture of {} tokens; it goes with your next message", picture.rows());
+    strata::errln!("picture of {} tokens; it goes with your next message", picture.rows());
     Ok(picture)
 }
 
@@ -145,11 +145,11 @@ fn turn(session: &Session, talk: &mut Conversation, text: &str) -> Result<()> {
     session.interrupt.clear();
     let answer = session.ask(prompt, starts_in_reasoning, session.shown())?;
     if !session.args.quiet {
-        eprintln!("{}", summary::line(&answer, &session.loaded.model));
+        strata::errln!("{}", summary::line(&answer, &session.loaded.model));
     }
     session.note_cut(&answer);
     if answer.reason == FinishReason::ContextFull {
-        eprintln!("strata: /clear starts a new conversation; start strata with a larger -c for longer ones");
+        strata::errln!("strata: /clear starts a new conversation; start strata with a larger -c for longer ones");
     }
     session.interrupt.clear();
     if !answer.interrupted {

@@ -133,7 +133,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let plan = strata_core::placement::MemoryPlan::new(&loaded.model, &options)?;
     plan.check()?;
     if !args.quiet && !args.json {
-        eprintln!("{plan}");
+        strata::errln!("{plan}");
     }
     let engine = Engine::start(loaded.model.clone(), loaded.tokenizer.clone(), options)?;
     let session = Session { loaded, engine, reader, interrupt: Interrupt::catch(), args };
@@ -156,11 +156,11 @@ impl Session {
         if self.args.json {
             println_json(&answer.json(&self.loaded))?;
         } else if !self.args.quiet {
-            eprintln!("{}", summary::line(&answer, &self.loaded.model));
+            strata::errln!("{}", summary::line(&answer, &self.loaded.model));
         }
         self.note_cut(&answer);
         if shown == Shown::Text && answer.text.is_empty() && !answer.reasoning.is_empty() && !answer.interrupted {
-            eprintln!(
+            strata::errln!(
                 "strata: all {} tokens were reasoning, which is not shown here (--show-thinking shows it, --think no answers at once)",
                 answer.ids.len()
             );
@@ -171,9 +171,9 @@ impl Session {
     /// Says where an answer was cut: it looks like a complete one.
     fn note_cut(&self, answer: &Answer) {
         match (&answer.reason, self.args.n_predict) {
-            (FinishReason::Length, Some(n)) => eprintln!("strata: the answer was cut at -n {n}"),
+            (FinishReason::Length, Some(n)) => strata::errln!("strata: the answer was cut at -n {n}"),
             (FinishReason::ContextFull, _) => {
-                eprintln!("strata: the answer was cut: the context of {} tokens is full (-c)", self.engine.ctx());
+                strata::errln!("strata: the answer was cut: the context of {} tokens is full (-c)", self.engine.ctx());
             }
             _ => {}
         }
@@ -220,7 +220,7 @@ impl Session {
             .map(|(name, bytes)| {
                 let picture = reader.read(bytes).with_context(|| format!("cannot use picture {name}"))?;
                 for note in &picture.notes {
-                    eprintln!("strata: {name}: {note}");
+                    strata::errln!("strata: {name}: {note}");
                 }
                 Ok(picture.rows)
             })
@@ -321,7 +321,9 @@ fn read_piped(args: &Args) -> Result<String> {
     let (done, waits) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || {
         if waits.recv_timeout(SILENT_PIPE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            eprintln!("strata: waiting for the end of stdin, which follows the prompt (`< /dev/null` keeps it out)");
+            strata::errln!(
+                "strata: waiting for the end of stdin, which follows the prompt (`< /dev/null` keeps it out)"
+            );
         }
     });
     let text = read_text(args, Path::new("-"));
