@@ -320,7 +320,7 @@ fn a_reader_that_went_away_is_no_failure_and_no_panic() {
 #[test]
 fn what_cannot_be_said_on_stderr_is_left_unsaid() {
     let folder = Folder::new();
-    let (code, answer) = unread(&folder, &["run", "-p", "Hello", "-n", "4", "-t", "1"], false);
+    let (code, answer) = unread(&folder, &["run", "-p", "Hello", "-n", "6", "-t", "1", "--think", "no"], false);
     assert_eq!(code, Some(0));
     assert!(!answer.is_empty(), "the answer came all the same");
     assert_eq!(unread(&folder, &["run", "-m", "nowhere.gguf", "-p", "Hello"], false).0, Some(2));
