@@ -285,6 +285,8 @@ fn what_comes_in_by_another_way_is_an_input_too() {
         assert!(told.contains(says), "{told}");
     }
     assert_eq!(["text.txt", "x.png", "mmproj.gguf.sha256", "settings.json"].map(whole), before);
+}
+
 /// Runs a command whose stdout or stderr is a pipe that nobody reads any more; gives the exit code and what the other one got.
 fn unread(folder: &Folder, args: &[&str], stdout: bool) -> (Option<i32>, String) {
     let mut command = folder.command(args);
