@@ -198,7 +198,8 @@ fn a_shard_that_is_not_there_is_named() {
     let out = std::process::Command::new(env!("CARGO_BIN_EXE_strata")).arg("inspect").arg(dir.path()).output().unwrap();
     assert!(out.status.success());
     let text = String::from_utf8(out.stdout).unwrap();
-    assert!(text.contains("shard b.safetensors with 1 tensors is not there"), "{text}");
+    assert!(text.contains("names 1 further tensor in 1 shard not here"), "{text}");
+    assert!(text.contains("shard b.safetensors with 1 tensor is not there"), "{text}");
 }
 
 #[test]

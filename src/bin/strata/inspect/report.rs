@@ -2,6 +2,7 @@
 
 use super::print;
 use super::schema::{self, Held};
+use crate::cli::wording::{agreeing, counted};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -583,8 +584,10 @@ fn not_opened(checkpoint: &Checkpoint) -> Option<String> {
     let shards = checkpoint.missing_shards().len();
     (absent > 0).then(|| {
         format!(
-            "the index{size} names {} further tensors in {shards} shards that are not here",
-            print::grouped(absent as u64)
+            "the index{size} names {} further {} in {} not here",
+            print::grouped(absent as u64),
+            agreeing(absent, "tensor", "tensors"),
+            counted(shards, "shard")
         )
     })
 }
