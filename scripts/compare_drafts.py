@@ -4,9 +4,10 @@
     python3 scripts/compare_drafts.py --model tests/golden/tiny.gguf [--llama-server PATH] [--strata target/release/strata]
         [--depths 0,1,2,3,4] [--auto] [--tokens 64] [--threads 2] [--rounds 3] [--prompts FILE] [--chat] [--ignore-eos]
 
-Starts one server per setting, all at once, and sends every prompt greedily to one after the other in turn, so that whatever else the
-machine does hits all alike. Prints per setting accepted / drafted, tokens per second, and the time per token against that server's
-own time without drafts on the same prompt in the same round (median and quartiles of those ratios). Prompts come from the committed
+Every prompt is sent greedily with one setting after the other, in turn, so that whatever else the machine does hits all alike. strata is
+one server that gets the depth with each request (two processes of the same build can differ by a third on a shared machine); llama.cpp
+takes its depth at the start, so there it is one server per depth. Prints per setting accepted / drafted, tokens per second, and the time
+against the same side's own without drafts on the same prompt in the same round (whole, median and quartiles of those ratios). Prompts come from the committed
 goldens unless given (a JSON list of texts, or of objects with a `prompt`); `--chat` sends them as user messages, for which
 `scripts/draft_prompts.json` holds the kind of question the tiny model was trained on. Standard library only.
 """
@@ -48,8 +49,8 @@ class Server:
             time.sleep(0.1)
         sys.exit(f"{command[0]} did not become ready")
 
-    def run(self, prompt, tokens, chat, ignore_eos):
-        body = {"ignore_eos": ignore_eos, "max_tokens": tokens, "temperature": 0, "cache_prompt": False}
+    def run(self, prompt, tokens, chat, extra):
+        body = {**extra, "max_tokens": tokens, "temperature": 0, "cache_prompt": False}
         if chat:
             body |= {"messages": [{"role": "user", "content": prompt}], "chat_template_kwargs": {"enable_thinking": False}}
         else:
@@ -77,30 +78,34 @@ def main():
     args = parser.parse_args()
     prompts = [p["prompt"] if isinstance(p, dict) else p for p in json.load(open(args.prompts, encoding="utf-8"))]
 
-    def strata(mtp):
-        return [args.strata, "serve", "-m", args.model, "-t", str(args.threads), "--parallel", "1", "--mtp", mtp, "--quiet", "--cache-ram", "0", "-c", "4096"]
+    command = [args.strata, "serve", "-m", args.model, "-t", str(args.threads), "--parallel", "1", "--mtp", "auto", "--quiet", "--cache-ram", "0", "-c", "4096"]
 
     def llama(depth):
         command = [args.llama_server, "-m", args.model, "-t", str(args.threads), "-np", "1", "-c", "4096", "--no-webui"]
         return command + (["--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth)] if depth else [])
 
     names = args.depths.split(",") + (["auto"] if args.auto else [])
-    servers = {("strata", name): Server(strata(name)) for name in names}
+    strata = Server(command)
+    servers = {("strata", name): strata for name in names}
     if args.llama_server:
         servers |= {("llama.cpp", name): Server(llama(int(name))) for name in names if name != "auto"}
     runs = {key: [] for key in servers}
+    extra = {key: {"ignore_eos": True} if args.ignore_eos else {} for key in servers}
+    for side, name in servers:
+        if side == "strata" and name != "auto":
+            extra[side, name]["mtp"] = int(name)
     try:
         for turn in range(args.rounds + 1):
             for number, prompt in enumerate(prompts):
                 order = list(servers)
                 shift = (turn + number) % len(order)
                 for key in order[shift:] + order[:shift]:
-                    timings = servers[key].run(prompt, args.tokens, args.chat, args.ignore_eos)
+                    timings = servers[key].run(prompt, args.tokens, args.chat, extra[key])
                     # The first round warms up: caches, page faults, and what `auto` learns.
                     if turn > 0:
                         runs[key].append(timings)
     finally:
-        for server in servers.values():
+        for server in set(servers.values()):
             server.close()
     for (side, name), timings in runs.items():
         seconds = [t["predicted_ms"] / 1000 for t in timings]

@@ -173,7 +173,6 @@ fn raw(server: &Server, bytes: &[u8]) -> String {
     let mut socket = TcpStream::connect(&server.address).unwrap();
     socket.set_read_timeout(Some(super::client::PATIENCE)).unwrap();
     socket.write_all(bytes).unwrap();
-    socket.shutdown(std::net::Shutdown::Write).unwrap();
     let mut text = Vec::new();
     socket.read_to_end(&mut text).unwrap();
     String::from_utf8_lossy(&text).into_owned()

@@ -134,17 +134,25 @@ fn stopping_lets_running_requests_finish() {
 
 #[test]
 fn stopping_cuts_off_what_takes_too_long() {
-    let mut server = Server::start(&["--parallel", "1", "--grace", "1", "--ctx-size", "4096", "--mtp", "0", "-q"]);
+    // One thread and twenty rivals of every token: some seconds of work on any machine.
+    let settings = ["--parallel", "1", "--grace", "1", "--ctx-size", "4096", "--mtp", "0", "-t", "1", "-q"];
+    let mut server = Server::start(&settings);
     let mut body = endless(1);
     body["max_tokens"] = json!(4000);
+    body["logprobs"] = json!(true);
+    body["top_logprobs"] = json!(20);
     let mut socket = server.open(CHAT, &body);
     socket.read_exact(&mut [0; 300]).expect("a first event");
+    let reader = std::thread::spawn(move || {
+        let mut rest = String::new();
+        socket.read_to_string(&mut rest).expect("the rest");
+        rest
+    });
     server.signal("INT");
     let start = Instant::now();
     assert_eq!(server.wait_exit(SOON), Some(0));
     assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
-    let mut rest = String::new();
-    socket.read_to_string(&mut rest).expect("the rest");
+    let rest = reader.join().unwrap();
     assert!(rest.contains("\"code\":\"stopping\""), "an error says so: {rest:.300}");
     assert!(!rest.contains("\"finish_reason\":\"length\""), "not as if the answer had reached its limit");
 }
