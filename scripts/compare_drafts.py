@@ -100,6 +100,9 @@ def main():
                 order = list(servers)
                 shift = (turn + number) % len(order)
                 for key in order[shift:] + order[:shift]:
+                    if args.llama_server:
+                        # Threads that still poll after the last answer would take the next one's cores.
+                        time.sleep(0.1)
                     timings = servers[key].run(prompt, args.tokens, args.chat, extra[key])
                     # The first round warms up: caches, page faults, and what `auto` learns.
                     if turn > 0:
