@@ -18,7 +18,7 @@ use strata_core::convert::{
     PlanOptions, Progress, Recipe, TensorReport, Verdict, Verification, convert_text_model, convert_vision, drop_head,
     graft_head, verify,
 };
-use strata_core::gguf::{GgufFile, WriterOptions};
+use strata_core::gguf::{GgufFile, WriterOptions, split_parts};
 use strata_core::output::{self, Existing};
 use strata_kernels::format::TensorType;
 
@@ -240,7 +240,7 @@ impl Command<'_> {
         let outputs: Vec<&Path> =
             [&self.args.output, &self.args.mmproj].into_iter().flatten().map(PathBuf::as_path).collect();
         if let (Some(output), Some(mmproj), Some(_)) = (&self.args.output, &self.args.mmproj, self.args.split_max_size)
-            && is_part_of(mmproj, output)
+            && split_parts(mmproj).is_some_and(|(prefix, _, _)| prefix == output.with_extension(""))
         {
             let name = mmproj.display();
             return Err(BadInput::new(format!("--mmproj {name} is the name of a part of the split output")).into());
@@ -620,17 +620,4 @@ fn verification_json(v: &Verification, seconds: f64) -> serde_json::Value {
         "metadata_differences": v.metadata,
         "tensors": v.tensors,
     })
-}
-
-/// Whether `path` is what a part of a split `output` may be called.
-fn is_part_of(path: &Path, output: &Path) -> bool {
-    let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    let same_folder = path.parent() == output.parent();
-    // NAME-00001-of-00004
-    let number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    same_folder
-        && stem(path)
-            .strip_prefix(&stem(output))
-            .and_then(|rest| rest.strip_prefix('-'))
-            .is_some_and(|rest| rest.split_once("-of-").is_some_and(|(index, count)| number(index) && number(count)))
 }
